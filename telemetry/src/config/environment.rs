@@ -49,16 +49,37 @@ pub(super) struct CollectorKeys {
 }
 
 /// Variables of OpenTelemetry, and the file that takes precedence.
+///
+/// Variables are for all processes of a machine. Those of a signal that this process does not export are not read, so that an
+/// invalid one does not prevent its start.
 pub(super) struct CollectorVariables<'a> {
-    pub(super) document: &'a ConfigFile<'a>,
-    pub(super) files: &'a Files<'a>,
-    pub(super) signal: Signal,
+    document: &'a ConfigFile<'a>,
+    files: &'a Files<'a>,
+    signal: Signal,
+    /// Whether the variables permit the export; `None` after a problem.
+    is_enabled: Option<bool>,
+    /// Whether the signal is exported if there is no problem.
+    is_exported: bool,
 }
 
 impl<'a> CollectorVariables<'a> {
+    /// Returns the variables of a signal, of which the section has this endpoint.
+    pub(super) fn new(
+        document: &'a ConfigFile<'a>,
+        files: &'a Files<'a>,
+        signal: Signal,
+        endpoint: Option<&Option<String>>,
+    ) -> CollectorVariables<'a> {
+        let variables = CollectorVariables { document, files, signal, is_enabled: None, is_exported: true };
+        let is_enabled = variables.is_enabled();
+        // Also an endpoint that has a problem.
+        let has_endpoint =
+            !matches!(endpoint, Some(None)) || variables.first(&variables!(signal, "ENDPOINT")).is_some();
+        CollectorVariables { is_enabled, is_exported: has_endpoint && is_enabled != Some(false), ..variables }
+    }
+
     /// Returns the collector of the signal; `Some(None)` without an endpoint, and `None` after a problem.
     pub(super) fn collector(&self, keys: CollectorKeys) -> Option<Option<CollectorConfig>> {
-        let is_enabled = self.is_enabled();
         let protocol = keys.protocol.and_then(|key| {
             let variables = variables!(self.signal, "PROTOCOL");
             let protocol = key.map_or_else(|| self.parsed(&variables), |key| Some(Some(key)));
@@ -75,12 +96,11 @@ impl<'a> CollectorVariables<'a> {
         let of_environment = self.checked_headers();
         let resource = self.resource();
         let roots = keys.ca.and_then(|ca| self.roots(ca));
-        let service_name = self.get("OTEL_SERVICE_NAME").map(str::to_owned);
-        let is_exported = is_enabled == Some(true) && matches!(endpoint, Some(Some(_)));
-        let client_certificate = if is_exported { self.no_client_certificate() } else { Some(()) };
+        let service_name = self.of_export("OTEL_SERVICE_NAME").map(str::to_owned);
+        let client_certificate = self.no_client_certificate();
         of_environment.and(client_certificate)?;
         let (headers, resource, roots, timeout) = (headers?, resource?, roots?, timeout?);
-        let (endpoint, protocol, is_enabled) = (endpoint?, protocol?, is_enabled?);
+        let (endpoint, protocol, is_enabled) = (endpoint?, protocol?, self.is_enabled?);
         let compression = compression?.unwrap_or(ExportCompression::None);
         Some(endpoint.filter(|_| is_enabled).map(|endpoint| CollectorConfig {
             signal: self.signal,
@@ -107,9 +127,14 @@ impl<'a> CollectorVariables<'a> {
         (!value.is_empty()).then_some(value)
     }
 
-    /// Returns the first of these variables that is set.
+    /// Returns a variable of exports, if the signal is exported.
+    fn of_export(&self, name: &str) -> Option<&'a str> {
+        if self.is_exported { self.get(name) } else { None }
+    }
+
+    /// Returns the first of these variables that is set, if the signal is exported.
     fn first(&self, variables: &Variables) -> Option<(&'static str, &'a str)> {
-        [variables.own, variables.general].into_iter().find_map(|name| Some((name, self.get(name)?)))
+        [variables.own, variables.general].into_iter().find_map(|name| Some((name, self.of_export(name)?)))
     }
 
     fn problem(&self, name: &str, message: impl Display) {
@@ -121,13 +146,13 @@ impl<'a> CollectorVariables<'a> {
         self.document.problem(&format!("{}.{key}", self.signal.table()), message);
     }
 
-    /// Parses the first of these variables that is set; `None` after a problem.
+    /// Parses the first of these variables that is set, if the signal is exported; `None` after a problem.
     fn parsed<T: FromStr<Err: Display>>(&self, variables: &Variables) -> Option<Option<T>> {
         let Some((name, value)) = self.first(variables) else { return Some(None) };
         value.parse().map(Some).map_err(|error| self.problem(name, error)).ok()
     }
 
-    /// Parses a variable if it is set; `None` after a problem.
+    /// Parses a variable if it is set and the signal is exported; `None` after a problem.
     pub(super) fn parsed_one<T: FromStr<Err: Display>>(&self, name: &'static str) -> Option<Option<T>> {
         self.parsed(&Variables { own: name, general: name })
     }
@@ -153,6 +178,8 @@ impl<'a> CollectorVariables<'a> {
         match self.get(name) {
             None | Some("otlp") => Some(!is_disabled),
             Some("none") => Some(false),
+            // `/metrics` is always served.
+            Some("prometheus") if self.signal == Signal::Metrics => Some(false),
             Some(value) => {
                 self.problem(name, format!("{value:?} is not supported; write \"otlp\" or \"none\""));
                 None
@@ -233,7 +260,7 @@ impl<'a> CollectorVariables<'a> {
     fn checked_headers(&self) -> Option<()> {
         let Variables { own, general } = variables!(self.signal, "HEADERS");
         for name in [own, general] {
-            if let Some(text) = self.get(name) {
+            if let Some(text) = self.of_export(name) {
                 headers(text).map_err(|error| self.problem(name, error)).ok()?;
             }
         }
@@ -263,7 +290,7 @@ impl<'a> CollectorVariables<'a> {
 
     fn resource(&self) -> Option<Vec<(String, String)>> {
         let name = "OTEL_RESOURCE_ATTRIBUTES";
-        let Some(text) = self.get(name) else { return Some(Vec::new()) };
+        let Some(text) = self.of_export(name) else { return Some(Vec::new()) };
         pairs(text).map_err(|error| self.problem(name, error)).ok()
     }
 

@@ -84,7 +84,7 @@ impl MetricsSection {
     /// problem.
     pub fn read(self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<Option<MetricsConfig>> {
         let MetricsSection { endpoint, protocol, headers_file, headers_env, ca, interval, timeout } = self;
-        let environment = CollectorVariables { document, files, signal: Signal::Metrics };
+        let environment = CollectorVariables::new(document, files, Signal::Metrics, endpoint.as_ref());
         let interval = interval.and_then(|key| match key {
             Some(interval) => Some(interval),
             None => {

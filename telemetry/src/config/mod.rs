@@ -233,7 +233,7 @@ impl TracingSection {
     /// problem.
     pub fn read(self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<Option<TracingConfig>> {
         let TracingSection { endpoint, protocol, headers_file, headers_env, ca, timeout, .. } = self;
-        let environment = CollectorVariables { document, files, signal: Signal::Traces };
+        let environment = CollectorVariables::new(document, files, Signal::Traces, endpoint.as_ref());
         let sampler = environment.sampler(self.sampler, self.sample_ratio);
         let keys = CollectorKeys { endpoint, protocol, headers_file, headers_env, ca, timeout };
         let collector = environment.collector(keys)?;
@@ -248,7 +248,7 @@ impl LogsSection {
     /// problem.
     pub fn read(self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<Option<LogsConfig>> {
         let LogsSection { endpoint, protocol, headers_file, headers_env, ca, level, timeout } = self;
-        let environment = CollectorVariables { document, files, signal: Signal::Logs };
+        let environment = CollectorVariables::new(document, files, Signal::Logs, endpoint.as_ref());
         let keys = CollectorKeys { endpoint, protocol, headers_file, headers_env, ca, timeout };
         let collector = environment.collector(keys)?;
         let level = level?;

@@ -221,12 +221,43 @@ fn headers_that_http_forbids_or_that_the_client_writes_are_rejected() {
         ("connection=close", "header connection"),
     ] {
         let of_file = read(text, &[("COLLECTOR", value)]);
-        let of_variable = read("", &[("OTEL_EXPORTER_OTLP_HEADERS", value)]);
+        let of_variable =
+            read("[tracing]\nendpoint = \"http://a\"", &[("OTEL_EXPORTER_OTLP_HEADERS", value)]);
         for (field, read) in [("tracing.headers_env", of_file), ("OTEL_EXPORTER_OTLP_HEADERS", of_variable)] {
             let problem = read.map(|_| ()).expect_err(value);
             assert!(problem.contains(field) && problem.contains(part), "{problem}");
             assert!(!problem.contains("s3cret"), "{problem}");
         }
+    }
+}
+
+/// Regression: a variable that another process of the machine uses prevented the start.
+#[test]
+fn an_invalid_variable_of_exports_is_reported_only_where_something_is_exported() {
+    let general = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a");
+    for variable in [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "api-key"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "missing.pem"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "a"),
+        ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
+    ] {
+        assert!(read_both("", &[variable]).is_ok(), "{variable:?} without an endpoint");
+        let disabled = [general, variable, ("OTEL_SDK_DISABLED", "true")];
+        assert!(read_both("", &disabled).is_ok(), "{variable:?} without an export");
+        let of_logs = [("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://a/v1/logs"), variable];
+        assert_eq!(
+            read_both("", &of_logs).is_ok(),
+            variable.0 == "OTEL_TRACES_SAMPLER",
+            "{variable:?}, which logs have"
+        );
+        assert!(read_both("", &[general, variable]).is_err(), "{variable:?}");
+    }
+    // What says whether something is exported is always read.
+    for variable in [("OTEL_SDK_DISABLED", "yes"), ("OTEL_TRACES_EXPORTER", "zipkin")] {
+        assert!(read_both("", &[variable]).is_err(), "{variable:?}");
     }
 }
 

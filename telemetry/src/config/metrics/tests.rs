@@ -35,7 +35,11 @@ fn metrics_have_their_own_section_and_variables() {
     let grpc = [(GENERAL, "http://a:4317"), ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "grpc")];
     assert_eq!(endpoint("", &grpc).as_deref(), Some("http://a:4317/"));
     assert_eq!(endpoint(FILE, &[(GENERAL, "http://b")]).as_deref(), Some("http://a/v1/metrics"));
-    for off in [("OTEL_SDK_DISABLED", "true"), ("OTEL_METRICS_EXPORTER", "none")] {
+    for off in [
+        ("OTEL_SDK_DISABLED", "true"),
+        ("OTEL_METRICS_EXPORTER", "none"),
+        ("OTEL_METRICS_EXPORTER", "prometheus"),
+    ] {
         assert_eq!(endpoint(FILE, &[off]), None, "{off:?}");
     }
     assert!(endpoint(FILE, &[("OTEL_METRICS_EXPORTER", "otlp"), ("OTEL_LOGS_EXPORTER", "none")]).is_some());
@@ -105,7 +109,7 @@ fn an_invalid_value_of_metrics_is_reported_with_its_key_or_variable() {
         ("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "zstd", "\"gzip\" or \"none\""),
         ("OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY", "key.pem", "not supported"),
         ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta", "\"cumulative\""),
-        ("OTEL_METRICS_EXPORTER", "prometheus", "\"otlp\" or \"none\""),
+        ("OTEL_METRICS_EXPORTER", "console", "\"otlp\" or \"none\""),
     ] {
         let problem = problem("", (variable, value));
         assert!(problem.contains(variable) && problem.contains(part), "{problem}");
@@ -113,4 +117,27 @@ fn an_invalid_value_of_metrics_is_reported_with_its_key_or_variable() {
     }
     let gzip = [("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")];
     assert_eq!(read(FILE, &gzip).unwrap().unwrap().collector.compression, ExportCompression::Gzip);
+}
+
+/// Regression: the variables of other processes of the machine prevented the start.
+#[test]
+fn an_invalid_variable_is_reported_only_where_metrics_are_exported() {
+    for variable in [
+        ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "500"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "x"),
+        ("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "s3cret"),
+    ] {
+        assert!(read("", &[variable]).unwrap().is_none(), "{variable:?} without an endpoint");
+        for off in [
+            ("OTEL_SDK_DISABLED", "true"),
+            ("OTEL_METRICS_EXPORTER", "none"),
+            ("OTEL_METRICS_EXPORTER", "prometheus"),
+        ] {
+            assert!(read(FILE, &[variable, off]).unwrap().is_none(), "{variable:?} with {off:?}");
+        }
+        for problem in [read(FILE, &[variable]), read("", &[(GENERAL, "http://a"), variable])] {
+            assert!(problem.unwrap_err().contains(variable.0), "{variable:?}");
+        }
+    }
 }
