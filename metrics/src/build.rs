@@ -2,16 +2,25 @@
 
 use crate::value::Info;
 use std::sync::OnceLock;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 /// Build of the binary. The root package knows it: were it compiled into this crate, each commit would rebuild all crates.
 static BUILD: OnceLock<Build> = OnceLock::new();
-/// Start of the process.
-static STARTED: OnceLock<SystemTime> = OnceLock::new();
+/// Start of the process, by the clock of the system and by the one that is never corrected.
+static STARTED: OnceLock<(SystemTime, Instant)> = OnceLock::new();
 
 /// Returns the time since which the counters of this process count: that of [`Build::set`], or else of the first call.
 pub fn started() -> SystemTime {
-    *STARTED.get_or_init(SystemTime::now)
+    start().0
+}
+
+/// Returns the time since [`started`], whatever the clock was set to since then.
+pub fn elapsed() -> Duration {
+    start().1.elapsed()
+}
+
+fn start() -> (SystemTime, Instant) {
+    *STARTED.get_or_init(|| (SystemTime::now(), Instant::now()))
 }
 
 /// Build of a binary.
@@ -28,7 +37,7 @@ pub struct Build {
 impl Build {
     /// Sets the build of this process. Called once, by the CLI; a later call has no effect.
     pub fn set(self) {
-        started();
+        start();
         // The first one stays.
         let _ = BUILD.set(self);
     }

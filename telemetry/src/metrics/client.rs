@@ -13,8 +13,10 @@ use http::{HeaderMap, HeaderValue, Method, Request, Uri};
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_client::MetricsServiceClient;
 use prost::Message;
+use std::error::Error;
 use std::io::{self, Write};
 use std::time::Duration;
+use supervision::task::blocking;
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
@@ -23,6 +25,15 @@ use tonic::transport::Channel;
 pub(super) struct MetricsClient {
     transport: ExportTransport,
     timeout: Duration,
+}
+
+/// Error of one message of an export, with its cause; without values of headers.
+#[derive(Debug)]
+pub(super) enum SendError {
+    /// The collector responded with an error. It may accept another message.
+    Rejected(String),
+    /// There was no connection, or no response in time.
+    NoResponse(String),
 }
 
 enum ExportTransport {
@@ -54,23 +65,26 @@ impl MetricsClient {
         Ok(MetricsClient { transport, timeout: *timeout })
     }
 
-    /// Sends an export, and returns the samples that the collector rejected. The error has the cause, without values of headers.
+    /// Sends a message, and returns the samples that the collector rejected.
     pub(super) async fn send(
         &self,
         request: ExportMetricsServiceRequest,
-    ) -> Result<Option<RejectedItems>, String> {
+    ) -> Result<Option<RejectedItems>, SendError> {
         let sent = async {
             match &self.transport {
                 ExportTransport::Grpc { client, metadata } => {
                     send_by_grpc(client.clone(), metadata, request).await
                 }
                 ExportTransport::Http { client, endpoint, headers, compression } => {
-                    let body = body(&request, *compression).map_err(|error| error_text(&error))?;
+                    let compression = *compression;
+                    // A message has up to 3 MiB, which would delay the other tasks of the thread.
+                    let body = blocking(move || body(&request, compression)).await;
+                    let body = body.map_err(|error| SendError::Rejected(error_text(&error)))?;
                     send_by_http(client, endpoint, headers, body).await
                 }
             }
         };
-        let timed_out = |_| Err(format!("no response within {:?}", self.timeout));
+        let timed_out = |_| Err(SendError::NoResponse(format!("no response within {:?}", self.timeout)));
         tokio::time::timeout(self.timeout, sent).await.unwrap_or_else(timed_out)
     }
 }
@@ -79,9 +93,13 @@ async fn send_by_grpc(
     mut client: MetricsServiceClient<Channel>,
     metadata: &MetadataMap,
     request: ExportMetricsServiceRequest,
-) -> Result<Option<RejectedItems>, String> {
+) -> Result<Option<RejectedItems>, SendError> {
     let request = tonic::Request::from_parts(metadata.clone(), tonic::Extensions::default(), request);
-    let response = client.export(request).await.map_err(|status| error_text(&status))?;
+    let response = client.export(request).await.map_err(|status| {
+        let text = error_text(&status);
+        // A status of the collector has no source; that of an error of the connection has.
+        if status.source().is_none() { SendError::Rejected(text) } else { SendError::NoResponse(text) }
+    })?;
     Ok(RejectedItems::of_metrics(response.into_inner()))
 }
 
@@ -90,14 +108,16 @@ async fn send_by_http(
     endpoint: &Uri,
     headers: &HeaderMap,
     body: Bytes,
-) -> Result<Option<RejectedItems>, String> {
+) -> Result<Option<RejectedItems>, SendError> {
     let mut request = Request::new(body);
     *request.method_mut() = Method::POST;
     *request.uri_mut() = endpoint.clone();
     *request.headers_mut() = headers.clone();
-    let response = client.send(request).await.map_err(|error| error_text(error.as_ref()))?;
+    let sent = client.send(request).await;
+    let response = sent.map_err(|error| SendError::NoResponse(error_text(error.as_ref())))?;
     if !response.status().is_success() {
-        return Err(format!("the collector responded with status {}", response.status()));
+        let status = response.status();
+        return Err(SendError::Rejected(format!("the collector responded with status {status}")));
     }
     Ok(RejectedItems::read(Signal::Metrics, response.body()))
 }
@@ -116,7 +136,7 @@ fn body(request: &ExportMetricsServiceRequest, compression: ExportCompression) -
     match compression {
         ExportCompression::None => Ok(message.into()),
         ExportCompression::Gzip => {
-            let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
             encoder.write_all(&message)?;
             Ok(encoder.finish()?.into())
         }

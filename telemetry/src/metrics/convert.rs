@@ -14,18 +14,21 @@ use opentelemetry_proto::tonic::metrics::v1::{
     ResourceMetrics, ScopeMetrics, Sum, exemplar, number_data_point,
 };
 use opentelemetry_proto::tonic::resource::v1::Resource;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Maximum number of samples of a message. A histogram with all exemplars has some 1.5 KiB, so that is less than the 4 MiB that a collector
 /// accepts by default.
 const SAMPLES_MAX: usize = 2048;
+/// Shortest backward step of the clock that moves the start. Two clocks are not read at the same instant, and a collector takes
+/// another start for a reset of the counters.
+const STEP_MIN: Duration = Duration::from_secs(1);
 
 /// Times of an export, in nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ExportTimes {
-    /// Start of the counters.
+    /// Start of the counters; not after the time of the values, whatever the clock was set to.
     start_ns: u64,
-    /// Time of the values; not before the start, whatever the clock was set to.
+    /// Time of the values.
     now_ns: u64,
 }
 
@@ -35,9 +38,17 @@ impl ExportTimes {
             let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
             u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
         };
-        let start_ns = since_1970(start);
-        ExportTimes { start_ns, now_ns: since_1970(now).max(start_ns) }
+        let now_ns = since_1970(now);
+        ExportTimes { start_ns: since_1970(start).min(now_ns), now_ns }
     }
+}
+
+/// Returns the start of the counters by the current setting of the clock, which shows `now`: an earlier one than `start` if the
+/// clock was corrected backwards since then. `elapsed` is the time since the start by a clock that is never corrected.
+pub(super) fn corrected_start(start: SystemTime, elapsed: Duration, now: SystemTime) -> SystemTime {
+    let by_now = now.checked_sub(elapsed).unwrap_or(UNIX_EPOCH);
+    let is_corrected = start.duration_since(by_now).is_ok_and(|step| step >= STEP_MIN);
+    if is_corrected { by_now } else { start }
 }
 
 /// Converts the attributes of a process, ordered by name.

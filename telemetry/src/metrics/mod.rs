@@ -15,8 +15,9 @@ use crate::config::MetricsConfig;
 use crate::exporter::{self, ExportError, Process};
 use crate::outcome::{OutcomeLog, RejectedItems};
 use ::metrics::{Counter, MetricsSnapshot, build, metric_set};
-use client::MetricsClient;
-use convert::{ExportTimes, requests};
+use client::{MetricsClient, SendError};
+use convert::{ExportTimes, corrected_start, requests};
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -73,7 +74,8 @@ impl MetricsExport {
         self.counts.metrics()
     }
 
-    /// Exports the last values, for at most a second, and ends the task.
+    /// Exports the last values, for at most a second, and ends the task. An export in flight is dropped, because its values are
+    /// older.
     pub async fn finish(mut self) {
         self.end.send_replace(true);
         if tokio::time::timeout(LAST_EXPORT, &mut self.task).await.is_err() {
@@ -125,46 +127,84 @@ struct MetricsSource {
     counts: Arc<ExportCounts>,
 }
 
+/// State of the task between two exports.
+struct ExportState {
+    log: OutcomeLog,
+    /// Start of the counters, by the setting of the clock at the last export.
+    start: SystemTime,
+}
+
 async fn run(source: Arc<MetricsSource>, interval: Duration, mut ended: watch::Receiver<bool>) {
-    let mut log = OutcomeLog::default();
+    let mut state = ExportState { log: OutcomeLog::default(), start: build::started() };
+    tokio::select! {
+        () = export_periodically(&source, interval, &mut state) => {}
+        _ = ended.wait_for(|ended| *ended) => {}
+    }
+    export(&source, &mut state).await;
+}
+
+/// Exports the current values in each interval, and never returns.
+async fn export_periodically(source: &MetricsSource, interval: Duration, state: &mut ExportState) {
     let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + interval, interval);
     // A slow export does not cause others in quick succession.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let is_last = tokio::select! {
-            _ = ticks.tick() => false,
-            _ = ended.wait_for(|ended| *ended) => true,
-        };
-        export(&source, &mut log).await;
-        if is_last {
-            return;
-        }
+        ticks.tick().await;
+        export(source, state).await;
     }
 }
 
 /// Exports the current values once, and counts the outcome.
-async fn export(source: &MetricsSource, log: &mut OutcomeLog) {
+async fn export(source: &MetricsSource, state: &mut ExportState) {
     let MetricsSource { snapshot, resource, client, counts } = source;
-    let times = ExportTimes::new(build::started(), SystemTime::now());
-    let mut rejected: Option<RejectedItems> = None;
-    for request in requests(&snapshot(), resource, times) {
-        match client.send(request).await {
+    let now = SystemTime::now();
+    state.start = corrected_start(state.start, build::elapsed(), now);
+    let messages = requests(&snapshot(), resource, ExportTimes::new(state.start, now));
+    let outcome = send(client, messages).await;
+    record(outcome, counts, &mut state.log);
+}
+
+/// Outcome of an export; an accepted one has neither.
+#[derive(Default)]
+struct ExportOutcome {
+    /// Error of the first message that failed.
+    error: Option<String>,
+    /// Samples that the collector rejected of other messages.
+    rejected: Option<RejectedItems>,
+}
+
+/// Sends the messages of an export. One that the collector rejects does not stop the others: it may be rejected in each export.
+async fn send(client: &MetricsClient, messages: Vec<ExportMetricsServiceRequest>) -> ExportOutcome {
+    let mut outcome = ExportOutcome::default();
+    for message in messages {
+        match client.send(message).await {
             Ok(None) => {}
             Ok(Some(RejectedItems { count, reason })) => {
-                let before = rejected.map_or(0, |before| before.count);
-                rejected = Some(RejectedItems { count: before.saturating_add(count), reason });
+                let before = outcome.rejected.map_or(0, |before| before.count);
+                outcome.rejected = Some(RejectedItems { count: before.saturating_add(count), reason });
             }
-            Err(error) => {
-                counts.failed.add(1);
-                if log.is_new_failure() {
-                    // The collector cannot be reached, or rejects metrics. Requests and `/metrics` are not affected; exports that fail
-                    // are counted, and the next one has the current values. Check the endpoint and the collector.
-                    // `OTEL_METRICS_EXPORTER=none` is for a collector that accepts no metrics.
-                    tracing::warn!(error, "export of metrics failed");
-                }
-                return;
+            Err(SendError::Rejected(error)) => outcome.error = outcome.error.or(Some(error)),
+            Err(SendError::NoResponse(error)) => {
+                outcome.error = outcome.error.or(Some(error));
+                return outcome;
             }
         }
+    }
+    outcome
+}
+
+/// Counts and logs an export once, however many of its messages failed.
+fn record(outcome: ExportOutcome, counts: &ExportCounts, log: &mut OutcomeLog) {
+    let ExportOutcome { error, rejected } = outcome;
+    if let Some(error) = error {
+        counts.failed.add(1);
+        if log.is_new_failure() {
+            // The collector cannot be reached, or rejects metrics. Requests and `/metrics` are not affected; exports that fail
+            // are counted, and the next one has the current values. Check the endpoint and the collector.
+            // `OTEL_METRICS_EXPORTER=none` is for a collector that accepts no metrics.
+            tracing::warn!(error, "export of metrics failed");
+        }
+        return;
     }
     if log.is_recovery() {
         // The collector accepts metrics again.

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -26,6 +27,17 @@ struct State {
     exports: Arc<Mutex<Vec<Export>>>,
     /// Body of the next responses by HTTP.
     response: Arc<Mutex<Vec<u8>>>,
+    /// Length of a message above which it is rejected, unless it is 0.
+    bytes_max: Arc<AtomicUsize>,
+    /// Whether it does not respond to what it receives.
+    is_silent: Arc<AtomicBool>,
+}
+
+impl State {
+    fn is_rejected(&self, body: &[u8]) -> bool {
+        let max = self.bytes_max.load(Ordering::Relaxed);
+        max > 0 && body.len() > max
+    }
 }
 
 /// Collector that accepts connections with or without TLS.
@@ -76,6 +88,16 @@ impl TestCollector {
     pub(super) fn respond_with(&self, body: Vec<u8>) {
         *self.state.response.lock().unwrap() = body;
     }
+
+    /// Rejects longer messages than this one.
+    pub(super) fn limit(&self, bytes_max: usize) {
+        self.state.bytes_max.store(bytes_max, Ordering::Relaxed);
+    }
+
+    /// Sets whether it does not respond to the next messages.
+    pub(super) fn set_silent(&self, is_silent: bool) {
+        self.state.is_silent.store(is_silent, Ordering::Relaxed);
+    }
 }
 
 async fn serve(is_grpc: bool, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, state: State) {
@@ -86,7 +108,7 @@ async fn serve(is_grpc: bool, stream: impl AsyncRead + AsyncWrite + Send + Unpin
 async fn serve_grpc(stream: impl AsyncRead + AsyncWrite + Unpin, state: State) {
     let mut connection = h2::server::handshake(stream).await.unwrap();
     while let Some(Ok((request, mut respond))) = connection.accept().await {
-        let received = state.exports.clone();
+        let state = state.clone();
         // Driven together: the body arrives while the connection is polled.
         tokio::spawn(async move {
             let path = request.uri().path().to_owned();
@@ -99,11 +121,20 @@ async fn serve_grpc(stream: impl AsyncRead + AsyncWrite + Unpin, state: State) {
             assert_eq!(message[0], 0, "not compressed");
             let body = message.split_off(5);
             let (key, encoding) = (key.unwrap_or_default(), String::new());
-            received.lock().unwrap().push(Export { path, key, encoding, body });
+            let is_rejected = state.is_rejected(&body);
+            let is_silent = state.is_silent.load(Ordering::Relaxed);
+            state.exports.lock().unwrap().push(Export { path, key, encoding, body });
+            if is_silent {
+                return std::future::pending().await;
+            }
             let head = http::Response::builder().header("content-type", "application/grpc").body(()).unwrap();
             let mut stream = respond.send_response(head, false).unwrap();
-            stream.send_data(Bytes::from_static(&[0; 5]), false).unwrap();
-            let trailers = [("grpc-status", "0")].map(|(name, value)| {
+            if !is_rejected {
+                stream.send_data(Bytes::from_static(&[0; 5]), false).unwrap();
+            }
+            // Resource exhausted, or success.
+            let status = if is_rejected { "8" } else { "0" };
+            let trailers = [("grpc-status", status)].map(|(name, value)| {
                 (http::HeaderName::from_static(name), http::HeaderValue::from_static(value))
             });
             stream.send_trailers(trailers.into_iter().collect()).unwrap();
@@ -135,10 +166,15 @@ async fn serve_http(mut stream: impl AsyncRead + AsyncWrite + Unpin, state: Stat
         }
         let body = bytes[end + 4..end + 4 + length].to_vec();
         let (path, key, encoding) = (path.to_owned(), header("api-key"), header("content-encoding"));
+        let status = if state.is_rejected(&body) { "413 Content Too Large" } else { "200 OK" };
+        let is_silent = state.is_silent.load(Ordering::Relaxed);
         state.exports.lock().unwrap().push(Export { path, key, encoding, body });
         bytes.drain(..end + 4 + length);
+        if is_silent {
+            continue;
+        }
         let body = state.response.lock().unwrap().clone();
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+        let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n", body.len());
         stream.write_all(&[head.as_bytes(), &body].concat()).await.unwrap();
     }
 }

@@ -3,7 +3,7 @@
 use crate::captured::CapturedLog;
 use crate::collector::TestCollector;
 use crate::{KEY, PROCESS, TIMEOUT, environment, wait_until};
-use ::metrics::{Counter, MetricsSnapshot, metric_set};
+use ::metrics::{ByName, Counter, MetricsSnapshot, metric_set};
 use configuration::{ConfigFile, Files, section};
 use flate2::read::GzDecoder;
 use opentelemetry_proto::tonic::collector::metrics::v1::{
@@ -33,6 +33,16 @@ metric_set! {
     struct TestMetrics {
         /// Requests.
         requests: Counter = "meridian_{role}_requests_total",
+    }
+}
+
+metric_set! {
+    /// Metrics that need two messages, of which the first is long.
+    struct ManyMetrics {
+        /// Many.
+        many: ByName<u64> = "many" ["name"],
+        /// The last one.
+        last: Counter = "last_total",
     }
 }
 
@@ -163,4 +173,43 @@ async fn a_collector_that_never_responds_does_not_delay_the_end_of_the_process()
     let begun = Instant::now();
     export.finish().await;
     assert!(begun.elapsed() < TIMEOUT, "the end waits for a second");
+}
+
+/// Regression: a message that was always rejected stopped all later ones of each export.
+#[tokio::test]
+async fn a_rejected_message_does_not_stop_the_others_of_its_export() {
+    for (is_grpc, protocol) in [(true, "grpc"), (false, "http/protobuf")] {
+        let (log, _capturing) = CapturedLog::start();
+        let collector = TestCollector::start(is_grpc, None).await;
+        let limit = 4096;
+        collector.limit(limit);
+        let keys = format!("endpoint = \"http://{}\"\nprotocol = \"{protocol}\"", collector.address);
+        let many = ManyMetrics { many: (0..2048).map(|name| (name, 1)).collect(), last: Counter::default() };
+        let snapshot = move || MetricsSnapshot::of("gateway", &many);
+        let export = telemetry::metrics::start(&config(&keys, None), PROCESS, snapshot).unwrap();
+        wait_until("two exports fail", || export.metrics().failed.get() >= 2).await;
+        assert_eq!(export.metrics().exported.get(), 0);
+        let are_long: Vec<_> =
+            collector.exports().iter().take(4).map(|export| export.body.len() > limit).collect();
+        assert_eq!(are_long, [true, false, true, false], "each export has both messages");
+        assert_eq!(log.text().matches("export of metrics failed").count(), 1, "{}", log.text());
+        export.finish().await;
+    }
+}
+
+/// Regression: the last values were lost if an export was in flight.
+#[tokio::test]
+async fn the_last_values_are_exported_although_an_export_is_in_flight() {
+    for (is_grpc, protocol) in [(true, "grpc"), (false, "http/protobuf")] {
+        let collector = TestCollector::start(is_grpc, None).await;
+        collector.set_silent(true);
+        let keys = format!("endpoint = \"http://{}\"\nprotocol = \"{protocol}\"", collector.address);
+        let (metrics, export) = start(&config(&keys, None));
+        wait_until("an export is in flight", || collector.exports().len() == 1).await;
+        collector.set_silent(false);
+        metrics.requests.add(7);
+        export.finish().await;
+        let values: Vec<_> = collector.exports().iter().map(|export| requests(&export.body)).collect();
+        assert_eq!(values, [0, 7], "{protocol}");
+    }
 }

@@ -168,7 +168,7 @@ fn a_message_has_a_limited_number_of_samples() {
 }
 
 #[test]
-fn the_time_of_an_export_is_not_before_the_start_of_the_process() {
+fn the_start_of_an_export_is_not_after_its_time() {
     let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
     assert_eq!(
         ExportTimes::new(at(2), at(3)),
@@ -176,8 +176,22 @@ fn the_time_of_an_export_is_not_before_the_start_of_the_process() {
     );
     assert_eq!(
         ExportTimes::new(at(2), at(1)),
-        ExportTimes { start_ns: 2_000_000_000, now_ns: 2_000_000_000 }
+        ExportTimes { start_ns: 1_000_000_000, now_ns: 1_000_000_000 }
     );
+}
+
+/// Regression: all exports had the time of the start until the corrected clock had reached it.
+#[test]
+fn the_start_moves_with_a_clock_that_is_corrected_backwards() {
+    let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+    let elapsed = Duration::from_secs;
+    assert_eq!(corrected_start(at(1000), elapsed(50), at(1050)), at(1000));
+    assert_eq!(corrected_start(at(1000), elapsed(50), at(450)), at(400), "backwards by 600 s");
+    assert_eq!(corrected_start(at(400), elapsed(60), at(460)), at(400), "it stays");
+    assert_eq!(corrected_start(at(400), elapsed(70), at(1070)), at(400), "forwards");
+    let almost = Duration::from_millis(999);
+    assert_eq!(corrected_start(at(1000), elapsed(50), at(1050) - almost), at(1000), "below the limit");
+    assert_eq!(corrected_start(at(1000), elapsed(50), at(1049)), at(999), "at the limit");
 }
 
 #[test]
