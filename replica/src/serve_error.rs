@@ -9,6 +9,7 @@ use telemetry::ExportError;
 
 use crate::cache::{ModelSource, PullError, ResolveError};
 use crate::model::ModelError;
+use crate::tokenize::TokenizerLoadError;
 
 /// Reason why a replica does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +38,8 @@ pub enum ServeError {
     /// another version of it at its origin.
     #[error("{0}")]
     InvalidModel(InvalidModel),
-    /// The model cannot be loaded on this machine; the text has the cause. The replica does not start.
+    /// The model cannot be loaded on this machine or with this configuration; the text has the cause. The replica does not
+    /// start.
     #[error("cannot load {model}: {reason}")]
     Load {
         /// Model as configured.
@@ -96,9 +98,9 @@ impl LoadErrors<'_> {
         ServeError::Load { model: self.source.to_string(), reason: error.to_string() }
     }
 
-    /// Returns an error whose cause is in the files of the model.
-    pub(crate) fn of_files(self, error: &dyn Display) -> ServeError {
-        self.invalid_model(false, error)
+    /// Returns the error of loading the tokenizer.
+    pub(crate) fn of_tokenizer(self, error: &TokenizerLoadError) -> ServeError {
+        if error.is_of_this_machine { self.of_machine(error) } else { self.invalid_model(false, error) }
     }
 
     /// Returns the error of reading the files of the model.
@@ -150,5 +152,60 @@ impl ServeError {
             | ServeError::Serve(_) => return None,
         };
         Some(FailedStart { report: StartFailureReport::new(reason, self.to_string()), invalid_model })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use replica_api::input::Readable;
+
+    use super::*;
+    use crate::model::TokenizerConfig;
+    use crate::tokenize::TextTokenizer;
+
+    fn errors(source: &ModelSource) -> LoadErrors<'_> {
+        LoadErrors { source, digest: "digest", is_verified: true }
+    }
+
+    #[test]
+    fn only_an_invalid_file_of_a_model_leads_to_another_attempt() {
+        let source = "s3://bucket/m".parse().expect("a source");
+        let of_model = |error: ModelError| errors(&source).of_model(&error).failure().is_some();
+        let (path, problem) = (Path::new("config.json").to_owned(), "the `task`".to_owned());
+        assert!(of_model(ModelError::Content { path: path.clone(), problem: problem.clone() }));
+        assert!(!of_model(ModelError::OtherTask { path: path.clone(), problem }), "of the configuration");
+        for (kind, is_of_the_model) in [(io::ErrorKind::NotFound, true), (io::ErrorKind::OutOfMemory, false)]
+        {
+            let error = ModelError::Read { path: path.clone(), reason: kind.into() };
+            assert_eq!(of_model(error), is_of_the_model, "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_tokenizer_that_cannot_be_read_on_this_machine_ends_the_process() {
+        let source = "s3://bucket/m".parse().expect("a source");
+        let folder = tempfile::tempdir().expect("a folder");
+        let leads_to_another_attempt = || {
+            let readable = Readable { max_input_tokens: 12, vocabulary: 512 };
+            let loaded = TextTokenizer::load_from(
+                folder.path(),
+                &TokenizerConfig::default(),
+                false,
+                None,
+                readable,
+                2,
+            );
+            errors(&source).of_tokenizer(&loaded.err().expect("an error")).failure().is_some()
+        };
+        let path = folder.path().join("tokenizer.json");
+        assert!(leads_to_another_attempt(), "the file is missing");
+        fs::write(&path, "{").expect("a file");
+        assert!(leads_to_another_attempt(), "the file is invalid");
+        fs::remove_file(&path).expect("to remove it");
+        fs::create_dir(&path).expect("a folder");
+        assert!(!leads_to_another_attempt(), "the file cannot be read");
     }
 }

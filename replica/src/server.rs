@@ -272,13 +272,14 @@ fn load(config: &Config, root: &Path, found: FoundModel, app: &App) -> Result<Se
         }
     };
     if let Some(problem) = warm_up(&*engine).map_err(|error| failed(&error))? {
-        return Err(errors.of_files(&problem));
+        // The configuration selects the precision.
+        return Err(failed(&problem));
     }
     let description = engine.describe().clone();
     let batch = within(batch, description.accelerator.as_ref());
     let readable = Readable { max_input_tokens: description.max_tokens, vocabulary: description.vocabulary };
     let tokenizer = TextTokenizer::load(&model, readable, description.token_types);
-    let tokenizer = tokenizer.map_err(|error| errors.of_files(&error))?;
+    let tokenizer = tokenizer.map_err(|error| errors.of_tokenizer(&error))?;
     let tokenizer_threads = config.threads.tokenizer.get();
     ModelReady {
         source: &cached.source,

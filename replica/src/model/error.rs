@@ -32,6 +32,14 @@ pub enum ModelError {
         /// Family of the model, and the supported ones.
         problem: String,
     },
+    /// The model is for another task than the one of the configuration. The files are valid.
+    #[error("{}: {problem}", path.display())]
+    OtherTask {
+        /// Path of the file.
+        path: PathBuf,
+        /// Both tasks.
+        problem: String,
+    },
     /// A tensor of the weights cannot be used; the text has the cause.
     #[error(
         "{}: tensor `{tensor}` {problem}{}",
@@ -98,11 +106,12 @@ impl ModelError {
         }
     }
 
-    /// Returns whether the cause is on this machine: a file exists and cannot be read, or there is no memory for it.
+    /// Returns whether the cause is on this machine: a file exists and cannot be read, there is no memory for it, or the
+    /// configuration has the wrong task.
     pub(crate) fn is_of_this_machine(&self) -> bool {
-        use io::ErrorKind::{InvalidData, NotFound};
         match self {
-            ModelError::Read { reason, .. } => !matches!(reason.kind(), NotFound | InvalidData),
+            ModelError::Read { reason, .. } => is_of_this_machine(reason),
+            ModelError::OtherTask { .. } => true,
             ModelError::Several(problems) => problems.iter().any(ModelError::is_of_this_machine),
             ModelError::Content { .. } | ModelError::UnknownFamily { .. } | ModelError::Tensor { .. } => {
                 false
@@ -117,6 +126,11 @@ impl ModelError {
             one => vec![one],
         }
     }
+}
+
+/// Returns whether a file of a model exists, and cannot be read on this machine.
+pub(crate) fn is_of_this_machine(reason: &io::Error) -> bool {
+    !matches!(reason.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData)
 }
 
 fn joined(problems: &[ModelError]) -> String {

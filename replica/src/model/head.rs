@@ -67,6 +67,23 @@ pub(super) enum HeadKind {
 /// Maximum number of labels; a larger number indicates a damaged file.
 pub const MAX_LABELS: usize = 1 << 16;
 
+/// Reason why a head cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum HeadError {
+    /// The files are invalid or unsupported.
+    #[error("{0}")]
+    Content(String),
+    /// The model is for another task than the deployment.
+    #[error("{0}")]
+    OtherTask(String),
+}
+
+impl From<String> for HeadError {
+    fn from(problem: String) -> HeadError {
+        HeadError::Content(problem)
+    }
+}
+
 /// Facts about the model from outside config.json.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HeadContext {
@@ -98,11 +115,11 @@ pub(super) fn read(
     settings: &SentenceTransformersConfig,
     trailing: &TrailingModule,
     given: &HeadContext,
-) -> Result<Option<HeadKind>, String> {
+) -> Result<Option<HeadKind>, HeadError> {
     let mut fields = JsonFields::new(raw);
     let head = parse(&mut fields, settings, trailing, given);
     let problems = fields.problems();
-    if problems.is_empty() { head } else { Err(problems.join("; ")) }
+    if problems.is_empty() { head } else { Err(problems.join("; ").into()) }
 }
 
 fn parse(
@@ -110,7 +127,7 @@ fn parse(
     settings: &SentenceTransformersConfig,
     trailing: &TrailingModule,
     given: &HeadContext,
-) -> Result<Option<HeadKind>, String> {
+) -> Result<Option<HeadKind>, HeadError> {
     let classes = fields.optional("architectures").and_then(Value::as_array);
     let classes: Vec<&str> = classes.into_iter().flatten().filter_map(Value::as_str).collect();
     let is = |end: &str| classes.iter().any(|class| class.ends_with(end));
@@ -138,7 +155,8 @@ fn parse(
              …ForCausalLM followed by LogitScore in modules.json, as `CrossEncoder(…).save_pretrained(…)` of \
              sentence-transformers 6 writes it",
             classes.join(", ")
-        ));
+        )
+        .into());
     }
     if !is_yes_no && !classifies {
         return match given.task {
@@ -184,10 +202,10 @@ fn parse(
     Ok(Some(if is_yes_no { HeadKind::YesNo(head) } else { HeadKind::Classifier(head) }))
 }
 
-fn other_task(task: DeploymentTask, what: &str) -> String {
-    format!(
+fn other_task(task: DeploymentTask, what: &str) -> HeadError {
+    HeadError::OtherTask(format!(
         "the deployment's `task` is {task}, but the model {what}; set the task that the model was trained for"
-    )
+    ))
 }
 
 /// Returns the function at the end of a CrossEncoder, as written by version 6, by versions 4 and 5, or by older ones.
@@ -300,6 +318,15 @@ mod tests {
         trailing: &TrailingModule,
         task: Option<DeploymentTask>,
     ) -> Result<Option<HeadKind>, String> {
+        read_for(text, beside, trailing, task).map_err(|error| error.to_string())
+    }
+
+    fn read_for(
+        text: &str,
+        beside: &str,
+        trailing: &TrailingModule,
+        task: Option<DeploymentTask>,
+    ) -> Result<Option<HeadKind>, HeadError> {
         let raw: Map<String, Value> = serde_json::from_str(text).unwrap();
         let given = HeadContext { task, is_causal_lm: text.contains("ForCausalLM"), is_reranker: false };
         read(&raw, &settings(beside), trailing, &given)
@@ -409,7 +436,9 @@ mod tests {
             (base.clone(), TrailingModule::Pooling, Classify, Err("the model pools its tokens")),
             (base, TrailingModule::Unlisted, Rerank, Ok("none")),
         ] {
-            let found = read_text(&text, "{}", &trailing, Some(task));
+            let found = read_for(&text, "{}", &trailing, Some(task));
+            assert!(!matches!(found, Err(HeadError::Content(_))), "{found:?}");
+            let found = found.map_err(|error| error.to_string());
             match (found, expected) {
                 (Ok(head), Ok(expected)) => {
                     let head = match head {

@@ -41,9 +41,10 @@ pub use architecture::{
     Placement, ProjectionNames, Reach, RotaryEmbedding, SizeKeys, TensorNames, YesNo,
 };
 pub use checkpoint::ModelCheckpoint;
+pub(crate) use error::is_of_this_machine;
 pub use error::{DecidingKeys, ModelError, TensorProblem};
 pub use fields::Activation;
-use head::HeadKind;
+use head::{HeadError, HeadKind};
 pub use head::{LabelActivation, LabelHead, MAX_LABELS};
 pub use mapped::MappedFile;
 pub use numbers::Numbers;
@@ -105,7 +106,10 @@ impl ModelDir {
                 && template::is_reranker_template(folder),
             ..given
         };
-        let head = head::read(&raw, &settings, &trailing, &given).map_err(refuse)?;
+        let head = head::read(&raw, &settings, &trailing, &given).map_err(|error| match error {
+            HeadError::Content(problem) => refuse(problem),
+            HeadError::OtherTask(problem) => ModelError::OtherTask { path: config.clone(), problem },
+        })?;
         let prompts = settings.prompts.clone();
         let (head, template, purpose) = match head {
             None => (None, None, TransformerTask::HiddenStates),

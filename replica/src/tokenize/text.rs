@@ -9,6 +9,7 @@
 
 use std::borrow::Cow;
 use std::path::Path;
+use std::str::FromStr as _;
 use std::sync::Arc;
 
 use replica_api::input::{InvalidInput, OverlongPolicy, Readable, TruncationSide};
@@ -18,14 +19,16 @@ use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection};
 
 use super::word_pieces::WordPieces;
 use super::{Tokenized, settings};
-use crate::model::{ModelDir, PairTemplate, TokenizerConfig, shortened_text};
+use crate::model::{ModelDir, PairTemplate, TokenizerConfig, is_of_this_machine, shortened_text};
 
-/// Error of loading a tokenizer: its file is missing or invalid. The text has the cause.
+/// Error of loading a tokenizer: its file is missing or invalid, or cannot be read. The text has the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot load the tokenizer {path}: {reason}")]
 pub struct TokenizerLoadError {
     path: String,
     reason: String,
+    /// Whether the cause is on this machine: the file exists and cannot be read.
+    pub(crate) is_of_this_machine: bool,
 }
 
 /// Input of a model.
@@ -130,8 +133,13 @@ impl TextTokenizer {
         let failed = |reason: tokenizers::Error| TokenizerLoadError {
             path: path.display().to_string(),
             reason: reason.to_string(),
+            is_of_this_machine: false,
         };
-        let read = Tokenizer::from_file(&path);
+        let text = std::fs::read_to_string(&path).map_err(|error| TokenizerLoadError {
+            is_of_this_machine: is_of_this_machine(&error),
+            ..failed(error.into())
+        })?;
+        let read = Tokenizer::from_str(&text);
         let mut tokenizer = read.map_err(|error| failed(shortened_text(&error.to_string()).into()))?;
         tokenizer.with_truncation(None).map_err(failed)?;
         tokenizer.with_padding(None);
