@@ -16,7 +16,8 @@
 //!
 //! After a model could not be loaded, each attempt requests the version that the origin has now, and compares the files in
 //! the cache with their digests. An unchanged version is not downloaded again, and is loaded once more only if its files were
-//! not compared before the first time: a file that was damaged on this disk has been replaced then.
+//! not compared before the first time: a file that was damaged on this disk has been replaced then. Files that were compared
+//! once are not read again: then only the version, or the digests, that the origin lists are compared.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -39,6 +40,9 @@ const RETRY: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::f
 /// files again, and succeeds only once a person has uploaded the correct ones. Less than the start timeout of a process (ten
 /// minutes), which begins after each failure.
 const RETRY_CORRUPT: Backoff = Backoff { first: Duration::from_secs(60), max: Duration::from_secs(300) };
+/// Delays after a model whose files are those of its origin is invalid. The first ones are short, because each attempt requests
+/// only the list of the files; the last ones are as long as those of wrong files.
+const RETRY_INVALID: Backoff = Backoff { first: RETRY.first, max: RETRY_CORRUPT.max };
 /// Interval of log lines about a download.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
@@ -57,7 +61,10 @@ enum FailureCause {
     /// The model could not be pulled, for this reason.
     Pull(StartFailure),
     /// It could not be loaded.
-    Load,
+    Load {
+        /// Whether its files are those of its origin.
+        is_verified: bool,
+    },
 }
 
 impl StartAttempts {
@@ -71,8 +78,8 @@ impl StartAttempts {
     /// failure of its origin is added to that failure.
     pub(crate) fn failed(&mut self, failure: FailedStart, draw: f64) -> (StartFailureReport, Duration) {
         let FailedStart { report, invalid_model } = failure;
-        let cause = match invalid_model {
-            Some(_) => FailureCause::Load,
+        let cause = match &invalid_model {
+            Some(model) => FailureCause::Load { is_verified: model.is_verified },
             None => FailureCause::Pull(report.reason),
         };
         let count = match self.last {
@@ -80,8 +87,11 @@ impl StartAttempts {
             Some(_) | None => 1,
         };
         self.last = Some((cause, count));
-        let backoff =
-            if cause == FailureCause::Pull(StartFailure::ModelCorrupt) { RETRY_CORRUPT } else { RETRY };
+        let backoff = match cause {
+            FailureCause::Pull(StartFailure::ModelCorrupt) => RETRY_CORRUPT,
+            FailureCause::Load { is_verified: true } => RETRY_INVALID,
+            FailureCause::Load { is_verified: false } | FailureCause::Pull(_) => RETRY,
+        };
         let report = match (invalid_model, &self.invalid_model) {
             (Some(model), _) => {
                 self.invalid_model = Some((model, report.clone()));
@@ -139,7 +149,9 @@ pub(crate) fn find(
             origins.buckets.set(name, value);
         }
     }
-    let cache = ModelCache::with_origins(root, origins).with_policy(config.download.policy);
+    let verified = invalid_model.filter(|invalid| invalid.is_verified).map(|invalid| invalid.digest.clone());
+    let cache =
+        ModelCache::with_origins(root, origins).with_policy(config.download.policy).with_verified(verified);
     let began = Instant::now();
     let mut observer = StartObserver { app, logged_at: began };
     let pulled = cache.pull(source, &mut observer)?;
@@ -236,6 +248,23 @@ mod tests {
         assert_eq!(of(pull_failure(StartFailure::ModelCorrupt)), [60, 120, 240, 300]);
         assert_eq!(of(load_failure(false)), [1, 2, 4, 8], "an unchanged version is not downloaded");
         assert_eq!(of(pull_failure(StartFailure::ModelCorrupt)), [60, 120, 240, 300]);
+    }
+
+    #[test]
+    fn the_delays_of_an_invalid_model_grow_to_minutes_once_its_files_are_verified() {
+        let failure = |is_verified: bool| {
+            let model = load_failure(false).invalid_model.expect("a model");
+            ServeError::InvalidModel(InvalidModel { is_verified, ..model })
+                .failure()
+                .expect("another attempt")
+        };
+        let last_of = |attempts: &mut StartAttempts, is_verified: bool| {
+            let delays = [(); 10].map(|()| attempts.failed(failure(is_verified), 1.0).1.as_secs());
+            (delays[0], delays[9])
+        };
+        let mut attempts = StartAttempts::default();
+        assert_eq!(last_of(&mut attempts, false), (1, 60));
+        assert_eq!(last_of(&mut attempts, true), (1, 300));
     }
 
     #[test]

