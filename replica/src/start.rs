@@ -163,7 +163,7 @@ pub(crate) fn find(
         return Err(ServeError::InvalidModel(invalid.clone()));
     }
     // As at every start: the permissions of the model are checked.
-    Ok(FoundModel { model: cache.resolve(source)?, is_verified: true })
+    Ok(FoundModel { model: cache.resolve_at(source, pulled.model.path)?, is_verified: true })
 }
 
 /// Returns whether a pull has found the same files as those of a model that could not be loaded.

