@@ -1,8 +1,9 @@
 //! Client of the Hugging Face hub.
 //!
-//! `hf-hub` provides the hub's conventions: endpoint, access token, URLs of repositories, revisions and files, and the
-//! listing of a repository. Files are downloaded by [`super::download`], because hf-hub's own download trusts only the
-//! roots compiled into it, resumes a partial without verifying its content, and keeps a second cache.
+//! `hf-hub` provides the hub's conventions: URLs of repositories, revisions and files. The listing is requested by
+//! [`super::fetch`], because hf-hub follows redirects by rules of its own. Files are downloaded by [`super::download`], because
+//! hf-hub's own download trusts only the roots compiled into it, resumes a partial without verifying its content, and keeps a
+//! second cache.
 //!
 //! A revision is first resolved to its commit, and every file is downloaded at that commit, so that a branch that moves
 //! during the pull does not mix two models. The listing has the SHA-256 of large files; of small ones (git blobs) it
@@ -17,7 +18,7 @@ use url::Url;
 
 use super::directory;
 use super::error::PullError;
-use super::fetch::{self, Remote, reason};
+use super::fetch::{Fetcher, Remote};
 use super::names;
 use super::origin::RemoteFile;
 use super::pypi::is_sha256;
@@ -82,9 +83,8 @@ impl HubClient {
     pub(super) fn new(endpoint: &Url, token: Option<&str>) -> Result<HubClient, PullError> {
         let api = ApiBuilder::from_cache(Cache::new(PathBuf::new()))
             .with_endpoint(endpoint.as_str().trim_end_matches('/').to_owned())
-            .with_token(token.map(str::to_owned))
+            .with_token(None)
             .with_progress(false)
-            .with_user_agent("meridian", env!("CARGO_PKG_VERSION"))
             .build();
         let hub = |api| HubClient { api, endpoint: endpoint.clone(), token: token.map(str::to_owned) };
         api.map(hub).map_err(|error: ApiError| PullError::Unreadable {
@@ -105,26 +105,12 @@ impl HubClient {
         let repository = format!("{owner}/{name}");
         let revision = revision.unwrap_or(MAIN);
         let what = format!("model {repository} at {revision}");
-        let remote = self.remote(&self.endpoint, &what);
         let repo = Repo::with_revision(repository.clone(), RepoType::Model, revision.to_owned());
-        let request = self.api.repo(repo).info_request().query("blobs", "true");
-        let request = request
-            .config()
-            .tls_config(fetch::tls())
-            .timeout_resolve(Some(fetch::CONNECT_TIMEOUT))
-            .timeout_connect(Some(fetch::CONNECT_TIMEOUT))
-            .timeout_recv_response(Some(fetch::RESPONSE_TIMEOUT))
-            .timeout_per_read(Some(fetch::STALL_TIMEOUT))
-            .timeout_global(Some(fetch::PAGE_TIMEOUT))
-            // The token is sent to this host only, and never without the TLS of the endpoint.
-            .https_only(fetch::is_tls(&self.endpoint))
-            .http_status_as_error(false)
-            .build();
-        let mut response = request.call().map_err(|error| remote.unreachable(reason(error)))?;
-        if !response.status().is_success() {
-            return Err(remote.error_for_status(response.status(), &remote.host()));
-        }
-        let text = response.body_mut().read_to_string().map_err(|error| remote.unreadable(error))?;
+        let url =
+            format!("{}/api/{}?blobs=true", self.endpoint.as_str().trim_end_matches('/'), repo.api_url());
+        let url = Url::parse(&url).map_err(|error| self.remote(&self.endpoint, &what).unreadable(error))?;
+        let remote = self.remote(&url, &what);
+        let text = Fetcher::new().page(remote, "application/json")?.text;
         let RepositoryV1 { sha, siblings } =
             serde_json::from_str(&text).map_err(|error| remote.unreadable(error))?;
         // The commit becomes the name of a folder.
