@@ -65,7 +65,14 @@ fn knows_each_byte(tokenizer: &Tokenizer, model: &BPE) -> bool {
     if model.byte_fallback && (0..=u8::MAX).all(|byte| knows(format!("<0x{byte:02X}>"))) {
         return true;
     }
-    splits_into_bytes(tokenizer) && ByteLevel::alphabet().into_iter().all(|byte| knows(byte.to_string()))
+    // The last byte of a word is searched with the suffix, and all but the first one with the prefix.
+    let has_affix = [&model.end_of_word_suffix, &model.continuing_subword_prefix]
+        .into_iter()
+        .flatten()
+        .any(|affix| !affix.is_empty());
+    !has_affix
+        && splits_into_bytes(tokenizer)
+        && ByteLevel::alphabet().into_iter().all(|byte| knows(byte.to_string()))
 }
 
 fn splits_into_bytes(tokenizer: &Tokenizer) -> bool {
@@ -136,6 +143,13 @@ mod tests {
         let mut bytes: Vec<String> = alphabet.into_iter().map(String::from).collect();
         bytes.sort();
         let codes: Vec<String> = (0..=u8::MAX).map(|byte| format!("<0x{byte:02X}>")).collect();
+        let byte_merges = merges(r#""[UNK]""#, false, &vocabulary(bytes.clone()));
+        let with_affixes = |model: &str, prefix: &str, suffix: &str| {
+            let mut model: serde_json::Value = serde_json::from_str(model).expect("JSON");
+            model["continuing_subword_prefix"] = prefix.into();
+            model["end_of_word_suffix"] = suffix.into();
+            model.to_string()
+        };
         let all_but_one = |tokens: &[String]| vocabulary(tokens[1..].to_vec());
         let (split, byte_level) = (
             r#"{"type": "WhitespaceSplit"}"#,
@@ -159,6 +173,9 @@ mod tests {
             (merges(r#""[UNK]""#, false, &vocabulary(codes.clone())), split, false),
             (merges(r#""[UNK]""#, true, &all_but_one(&codes)), split, false),
             (merges(r#""[UNK]""#, false, &vocabulary(bytes.clone())), byte_level, true),
+            (with_affixes(&byte_merges, "", ""), byte_level, true),
+            (with_affixes(&byte_merges, "", "</w>"), byte_level, false),
+            (with_affixes(&byte_merges, "##", ""), byte_level, false),
             (merges(r#""[UNK]""#, false, &vocabulary(bytes.clone())), split, false),
             (merges(r#""[UNK]""#, false, &all_but_one(&bytes)), byte_level, false),
         ] {
