@@ -140,8 +140,8 @@ pub enum PullError {
         /// Difference.
         reason: String,
     },
-    /// The host redirects to a URL without TLS. The request was not sent there: only a server on this machine may redirect so,
-    /// to this machine.
+    /// The host redirects to a URL without TLS. The request was not sent there: redirects are followed to URLs without TLS only
+    /// from a URL without TLS, to its own host or within this machine.
     #[error(
         "{host} redirects {what} to {target}, without TLS; correct the redirect, or use the URL of another host"
     )]
