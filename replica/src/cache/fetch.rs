@@ -25,12 +25,12 @@ use super::redirect::{WebRequest, WebRequestError, WebResponse, responding_host}
 /// Ample for a host that exists; for others, the time until the error message.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// From the request to the response head.
-pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time without a single byte.
-pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Deadline of a whole index page or list of files: the timeout of reads does not limit a server that sends a byte now and
 /// then.
-pub(super) const PAGE_TIMEOUT: Duration = Duration::from_secs(120);
+const PAGE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum size of an index page: the longest on PyPI have some ten thousand files of 500 bytes.
 const MAX_PAGE_BYTES: u64 = 64 << 20;
 /// Maximum size of a file whose size is not known beforehand: the largest files on the hub have 50 GB.
