@@ -112,19 +112,36 @@ async fn a_second_gateway_with_the_same_directory_starts_only_if_it_takes_over()
     assert!(matches!(second, Err(ArchiveStartError::InUse)));
     let next = ExplanationArchive::start(&config, &catalogue, true).unwrap();
     first.release_directory();
+    // The first one finishes its requests.
+    first.record(&failed_over("one"));
+    next.record(&failed_over("two"));
+    first.finish(TIMEOUT).await;
+    // Now only the next one can hold the lock.
     let begun = Instant::now();
     while DirectoryLock::new(dir.path()).acquire().unwrap() {
         assert!(begun.elapsed() < TIMEOUT, "the next one does not get the lock");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(ExplanationArchive::start(&config, &catalogue, false).is_err());
-    // The first one finishes its requests.
-    first.record(&failed_over("one"));
-    next.record(&failed_over("two"));
-    first.finish(TIMEOUT).await;
     next.finish(TIMEOUT).await;
     assert_eq!(ids(&found(&next, RequestFilterV1::default()).await), ["one", "two"]);
     start(&config).finish(TIMEOUT).await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_drains_releases_the_directory_before_it_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = start(&config(dir.path()));
+    assert!(!DirectoryLock::new(dir.path()).acquire().unwrap());
+    archive.release_directory();
+    let begun = Instant::now();
+    while !DirectoryLock::new(dir.path()).acquire().unwrap() {
+        assert!(begun.elapsed() < TIMEOUT, "the lock is not released");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    archive.record(&failed_over("one"));
+    archive.finish(TIMEOUT).await;
+    assert_eq!(ids(&found(&archive, RequestFilterV1::default()).await), ["one"]);
 }
 
 #[test]
