@@ -14,8 +14,9 @@
 
 use crate::receipts::try_lock;
 use rustix::fs::{Mode, OFlags};
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,11 @@ pub(super) struct DirectoryLock {
 
 enum LockState {
     /// This process holds it, while the file is open.
-    Held { _file: File },
+    Held {
+        file: File,
+        /// Time at which the directory was last found to have this file.
+        checked_at: Option<Instant>,
+    },
     /// This process does not hold it yet.
     Missing {
         /// Time of the first attempt.
@@ -61,13 +66,24 @@ impl DirectoryLock {
         let locked = lock(&self.dir)?;
         let is_held = locked.is_some();
         if let Some(file) = locked {
-            self.state = LockState::Held { _file: file };
+            self.state = LockState::Held { file, checked_at: None };
         }
         Ok(is_held)
     }
 
-    /// Attempts each second to get the lock, until it is held or released. Reports once that it is missing.
+    /// Attempts each second to get the lock, until it is released. While it is held, checks at the same interval that the
+    /// directory still has the locked file: another process would lock a new one. Reports once that the lock is missing.
     pub(super) fn keep(&mut self, now: Instant) {
+        if let LockState::Held { file, checked_at } = &mut self.state {
+            if checked_at.is_some_and(|at| now < at + RETRY) {
+                return;
+            }
+            *checked_at = Some(now);
+            if is_in(&self.dir, file) {
+                return;
+            }
+            self.forget();
+        }
         let LockState::Missing { since, attempted_at, is_reported } = &mut self.state else { return };
         if attempted_at.is_some_and(|at| now < at + RETRY) {
             return;
@@ -103,6 +119,16 @@ impl DirectoryLock {
     /// Releases the lock for the next process, for ever.
     pub(super) fn release(&mut self) {
         self.state = LockState::Released;
+    }
+}
+
+/// Returns whether the directory has this lock file. An error other than that it has none is not a difference.
+fn is_in(dir: &Path, file: &File) -> bool {
+    let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
+    let Ok(locked) = file.metadata().map(identity) else { return true };
+    match fs::symlink_metadata(dir.join(NAME)).map(identity) {
+        Ok(found) => found == locked,
+        Err(error) => !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
     }
 }
 
@@ -152,6 +178,29 @@ mod tests {
         assert!(!is_reported(&mut next, now));
         assert!(!is_reported(&mut next, now + REPORT_AFTER - RETRY));
         assert!(is_reported(&mut next, now + REPORT_AFTER));
+    }
+
+    #[test]
+    fn a_lock_file_that_was_deleted_or_replaced_is_locked_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, mut first, mut now) =
+            (dir.path().join(NAME), DirectoryLock::new(dir.path()), Instant::now());
+        first.keep(now);
+        first.keep(now);
+        fs::remove_file(&path).unwrap();
+        first.keep(now + RETRY / 2);
+        assert!(!path.exists(), "it is not the time of a check");
+        now += RETRY;
+        first.keep(now);
+        assert!(first.is_held() && !DirectoryLock::new(dir.path()).acquire().unwrap());
+        fs::remove_file(&path).unwrap();
+        let mut next = DirectoryLock::new(dir.path());
+        assert!(next.acquire().unwrap());
+        first.keep(now + RETRY);
+        assert!(!first.is_held(), "another process holds the new file");
+        drop(next);
+        first.keep(now + 2 * RETRY);
+        assert!(first.is_held());
     }
 
     #[test]
