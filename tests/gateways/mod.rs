@@ -68,7 +68,7 @@ impl GatewayProcess {
         let (listen, operations) = (free_port(), free_port());
         config.insert("listen".to_owned(), format!("127.0.0.1:{listen}").into());
         config.insert("operations".to_owned(), format!("127.0.0.1:{operations}").into());
-        for key in ["handover", "receipts"] {
+        for key in ["handover", "receipts", "explanations"] {
             config.remove(key);
         }
         let snapshot = fleet.file(&format!("gateway-{number}-routes"));
