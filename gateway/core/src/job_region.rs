@@ -3,8 +3,66 @@
 //! A job waits in the queue of a region until a replica can compute it, so the region needs no ready replica when the job is
 //! accepted: the deployment may be scaled to zero, or its replicas may be restarting. Where the deployment is does matter for the
 //! order, because a job is computed sooner where a replica is ready.
+//!
+//! Each region knows the idempotency keys of its own queue. A repeated submission must therefore reach the region of the first
+//! one, although load and health may have changed the order of the regions since ([`KeyedSubmissions`]).
 
-use regions::set::RegionSet;
+use crate::circuit::Permille;
+use crate::keys::Digest;
+use regions::id::TenantId;
+use regions::set::{RegionIndex, RegionSet};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Time for which the region of a submission is remembered at least, unless there are too many of them. Clients repeat a lost
+/// submission within seconds to minutes.
+const REMEMBERED: Duration = Duration::from_mins(10);
+/// Maximum entries of a generation, of some 50 bytes each. When it is reached, the older generation is dropped.
+const GENERATION_ENTRIES_MAX: usize = 16_384;
+
+/// Idempotency key that a client gave a submission or an upload, as a hash of it and of the tenant.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SubmissionKey(Digest);
+
+impl SubmissionKey {
+    /// Returns the key of a tenant's request with `path`; keys of jobs, files and batches are distinct.
+    pub fn new(tenant: &TenantId, path: &str, key: &str) -> SubmissionKey {
+        SubmissionKey(Digest::of(format!("{tenant}\n{path}\n{key}").as_bytes()))
+    }
+
+    /// Returns the draw of the request from the shares of a traffic plan: the same at every gateway.
+    pub fn draw(&self) -> Permille {
+        let [first, second, ..] = *self.0.as_bytes();
+        Permille::new(u16::from_be_bytes([first, second]) % 1000)
+    }
+}
+
+/// Regions to which the recent submissions with an idempotency key were sent, in two generations: when the newer one is full or
+/// old, it replaces the older one.
+#[derive(Default)]
+pub struct KeyedSubmissions {
+    newer: BTreeMap<SubmissionKey, RegionIndex>,
+    older: BTreeMap<SubmissionKey, RegionIndex>,
+    /// Time at which `newer` was begun.
+    begun: Option<Instant>,
+}
+
+impl KeyedSubmissions {
+    /// Returns the region to which the last submission with this key was sent.
+    pub fn region(&self, key: &SubmissionKey) -> Option<RegionIndex> {
+        self.newer.get(key).or_else(|| self.older.get(key)).copied()
+    }
+
+    /// Records that a submission is sent to a region.
+    pub fn record(&mut self, key: SubmissionKey, region: RegionIndex, now: Instant) {
+        let age = self.begun.map(|begun| now.saturating_duration_since(begun));
+        if self.newer.len() >= GENERATION_ENTRIES_MAX || age.is_none_or(|age| age >= REMEMBERED) {
+            self.older = std::mem::take(&mut self.newer);
+            self.begun = Some(now);
+        }
+        self.newer.insert(key, region);
+    }
+}
 
 /// Regions with a queue that residency allows, and what is known about them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,14 +77,20 @@ pub struct JobRegions {
     pub draining: RegionSet,
     /// Regions that are down.
     pub down: RegionSet,
+    /// Region to which an earlier request with the same idempotency key was sent.
+    pub earlier: Option<RegionIndex>,
 }
 
 impl JobRegions {
-    /// Returns the regions of which the nearest stores the job: those that serve the deployment, else those to which it is
-    /// assigned, else any. Regions that are down are used if all others are, and draining ones if all others of these drain.
+    /// Returns the regions of which the nearest stores the job: that of the earlier request unless it is down, else those that
+    /// serve the deployment, else those to which it is assigned, else any. Regions that are down are used if all others are, and
+    /// draining ones if all others of these drain.
     pub fn eligible(&self) -> RegionSet {
-        let JobRegions { with_queue, serving, registered, draining, down } = *self;
+        let JobRegions { with_queue, serving, registered, draining, down, earlier } = *self;
         let up = or_all(with_queue.minus(down), with_queue);
+        if let Some(earlier) = earlier.filter(|region| up.contains(*region)) {
+            return [earlier].into_iter().collect();
+        }
         let eligible = or_all(up.intersect(serving), or_all(up.intersect(registered), up));
         or_all(eligible.minus(draining), eligible)
     }
@@ -64,6 +128,7 @@ mod tests {
                 registered: set(registered),
                 draining: set(draining),
                 down: set(down),
+                earlier: None,
             };
             assert_eq!(
                 regions.eligible().iter().collect::<Vec<_>>(),
@@ -71,5 +136,63 @@ mod tests {
                 "{why}"
             );
         }
+    }
+
+    #[test]
+    fn a_repeated_submission_goes_to_the_region_of_the_first_one_unless_that_is_down() {
+        for (allowed, down, earlier, expected) in [
+            (&[0, 1, 2][..], &[][..], 2, &[2][..]),
+            (&[0, 1, 2], &[2], 2, &[0, 1]),
+            (&[0, 1, 2], &[0, 1, 2], 2, &[2]),
+            // Residency comes first.
+            (&[0, 1], &[], 2, &[0, 1]),
+        ] {
+            let regions = JobRegions {
+                with_queue: set(allowed),
+                // No replica is ready there, and the region drains.
+                serving: set(&[0, 1]),
+                registered: set(&[0, 1, 2]),
+                draining: set(&[2]),
+                down: set(down),
+                earlier: RegionIndex::new(earlier),
+            };
+            assert_eq!(
+                regions.eligible().iter().collect::<Vec<_>>(),
+                set(expected).iter().collect::<Vec<_>>(),
+                "{regions:?}"
+            );
+        }
+    }
+
+    fn key(number: usize) -> SubmissionKey {
+        SubmissionKey::new(&"a".parse().unwrap(), "/v1/async/embeddings", &number.to_string())
+    }
+
+    #[test]
+    fn the_region_of_a_key_is_remembered_for_ten_minutes_and_within_a_bound() {
+        let (start, region) = (Instant::now(), RegionIndex::new(3).unwrap());
+        let mut submissions = KeyedSubmissions::default();
+        assert_eq!(submissions.region(&key(0)), None);
+        submissions.record(key(0), region, start);
+        submissions.record(key(1), region, start + REMEMBERED);
+        assert_eq!(submissions.region(&key(0)), Some(region));
+        submissions.record(key(2), region, start + 2 * REMEMBERED);
+        assert_eq!(submissions.region(&key(0)), None);
+        assert_eq!(submissions.region(&key(1)), Some(region));
+
+        for number in 0..3 * GENERATION_ENTRIES_MAX {
+            submissions.record(key(number), region, start + 2 * REMEMBERED);
+        }
+        assert!(submissions.newer.len() + submissions.older.len() <= 2 * GENERATION_ENTRIES_MAX);
+        assert_eq!(submissions.region(&key(3 * GENERATION_ENTRIES_MAX - 1)), Some(region));
+    }
+
+    #[test]
+    fn keys_of_tenants_and_paths_are_distinct_and_their_draws_are_even() {
+        let of = |tenant: &str, path| SubmissionKey::new(&tenant.parse().unwrap(), path, "k");
+        assert!(of("a", "/v1/files") != of("b", "/v1/files"));
+        assert!(of("a", "/v1/files") != of("a", "/v1/batches"));
+        let below_half = (0..2000).filter(|number| key(*number).draw() < Permille::new(500)).count();
+        assert!((900..1100).contains(&below_half), "{below_half}");
     }
 }

@@ -37,6 +37,11 @@ impl Digest {
     pub fn of(secret: &[u8]) -> Digest {
         Digest(sha2::Sha256::digest(secret).into())
     }
+
+    /// Returns the bytes of the hash.
+    pub(crate) fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
 }
 
 /// Tenants of this gateway and their keys.

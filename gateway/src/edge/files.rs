@@ -6,7 +6,7 @@
 //! A batch is in the region of its file, and all identifiers name the region.
 
 use super::batch_caller::BatchCaller;
-use super::jobs::{JobForwarder, PAGE_DEFAULT, text, unreachable};
+use super::jobs::{JobForwarder, PAGE_DEFAULT, submission_key, text, unreachable};
 use super::refusals::{no_region_permitted, residency_too_long};
 use super::request::RequestContext;
 use super::upload_form::{UploadedForm, invalid_file, receive};
@@ -18,6 +18,7 @@ use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
 use crate::respond::{ForwardError, Rejection};
 use crate::upstream::{BUFFERED_RESPONSE_MAX, UpstreamResponse};
 use bytes::Bytes;
+use gateway_core::job_region::SubmissionKey;
 use gateway_core::residency::{AllowedRegions, Residency};
 use http::header::{CONTENT_LENGTH, HOST};
 use jobs_core::batch::segment;
@@ -191,7 +192,8 @@ impl JobForwarder {
             );
             return Err(Rejection::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY).into());
         }
-        let region = self.region_for(view, &allowed, registered)?;
+        let submission = submission_key(session, tenant, FILES)?;
+        let region = self.region_for(view, &allowed, registered, submission)?;
         let residency = Residency::of(&policy);
         let names: Vec<&str> = known.iter().map(|routed| routed.deployment.name.as_str()).collect();
         let (name, names) = (header_text(&name), names.join(","));
@@ -213,17 +215,23 @@ impl JobForwarder {
         Ok(self.relay(session, region, response, context).await)
     }
 
-    /// Selects the region for a file: the nearest allowed one with a queue, of those that serve its deployments if there are any.
+    /// Selects the region for a file: that of an earlier upload with the same idempotency key, else the nearest allowed one with a
+    /// queue, of those that serve its deployments if there are any.
     fn region_for(
         &self,
         view: &View,
         allowed: &AllowedRegions,
         registered: RegionSet,
+        key: Option<SubmissionKey>,
     ) -> Result<RegionIndex, Rejection> {
-        let states = self.region_monitor.states();
+        let (mut states, now) = (self.region_monitor.states(), Instant::now());
         let routed = allowed.intersect(view.routed);
-        let eligible = states.job_regions(routed, registered, registered, view.draining);
-        if let Some(region) = states.nearest(eligible, Instant::now()) {
+        let earlier = key.and_then(|key| states.keyed_submissions.region(&key));
+        let eligible = states.job_regions(routed, registered, registered, view.draining, earlier);
+        if let Some(region) = states.nearest(eligible, now) {
+            if let Some(key) = key {
+                states.keyed_submissions.record(key, region, now);
+            }
             return Ok(region);
         }
         // Regions say in their reports whether they have a queue: just after the start of this gateway that is unknown.

@@ -22,6 +22,7 @@ use crate::respond::{ForwardError, Rejection};
 use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
 use bytes::Bytes;
 use gateway_core::endpoint::ForwardTarget;
+use gateway_core::job_region::SubmissionKey;
 use gateway_core::tenant::Tenant;
 use http::header::{CONTENT_LENGTH, HOST};
 use pingora::protocols::http::ServerSession;
@@ -81,6 +82,16 @@ pub(super) fn forwarded_headers(
         decided.push((headers::PREFER, RESPOND_ASYNC));
     }
     Ok(ForwardedHeaders::of(session, &decided, trace))
+}
+
+/// Returns the idempotency key that the client gave a submission or an upload.
+pub(super) fn submission_key(
+    session: &ServerSession,
+    tenant: &Tenant,
+    path: &str,
+) -> Result<Option<SubmissionKey>, Rejection> {
+    let key = text(session, headers::IDEMPOTENCY_KEY)?;
+    Ok(key.map(|key| SubmissionKey::new(&tenant.id, path, key)))
 }
 
 /// Rejects a webhook of a request that does not become a job: its client would wait for the message and ignore the response.

@@ -348,7 +348,9 @@ impl RequestReader {
             RoutingContext { deployment: &deployment.name, priority, size, target_draw, uses_engine, is_job };
         let (client, registered) = (options.client, *registered);
         let routable = Routable { view, routing, allowed: **allowed, registered, client };
-        let demand = RequestDemand { residency, tokens: cost.tokens, left, draw, leave_draw };
+        let key_of_job = if is_job { jobs::submission_key(session, &tenant, target.path)? } else { None };
+        let demand =
+            RequestDemand { residency, tokens: cost.tokens, left, draw, leave_draw, key: key_of_job };
         if is_job {
             jobs::check_queue(
                 &self.admission.region_monitor,

@@ -15,7 +15,7 @@ use gateway_core::cold::{self, ResponseEstimate};
 use gateway_core::health::{HealthReport, RegionHealthTracker};
 use gateway_core::hedge::is_lightly_loaded;
 use gateway_core::instances::{InstanceIndex, InstanceSet, RegionReport, is_served};
-use gateway_core::job_region::JobRegions;
+use gateway_core::job_region::{JobRegions, KeyedSubmissions};
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
 use gateway_core::outlier::OutlierEvidence;
 use gateway_core::plan::{AttemptTimeouts, RegionLoad, RegionView};
@@ -56,6 +56,8 @@ pub(crate) struct RegionStates {
     pub(crate) budgets: Budgets<RegionIndex>,
     /// Spillover credits that regions have granted.
     pub(crate) spill: Spill,
+    /// Regions of recent submissions with an idempotency key.
+    pub(super) keyed_submissions: KeyedSubmissions,
 }
 
 /// Reported load and queue of one deployment in one region.
@@ -125,6 +127,7 @@ impl RegionStates {
             cold: ByDeployment::default(),
             budgets: Budgets::new(now),
             spill: Spill::default(),
+            keyed_submissions: KeyedSubmissions::default(),
         }
     }
 
@@ -138,17 +141,18 @@ impl RegionStates {
     }
 
     /// Returns the regions of which the nearest stores a job or a file. `allowed` are those of the route table that residency
-    /// allows, and `serving` those with a ready replica.
+    /// allows, and `serving` those with a ready replica. `earlier` is the region of an earlier request with the same idempotency key.
     pub(super) fn job_regions(
         &self,
         allowed: RegionSet,
         serving: RegionSet,
         registered: RegionSet,
         draining: RegionSet,
+        earlier: Option<RegionIndex>,
     ) -> RegionSet {
         let with_queue = self.instances.regions_with_jobs().intersect(allowed);
         let down = with_queue.iter().filter(|region| self.fleet.region_health(*region) == Health::Down);
-        JobRegions { with_queue, serving, registered, draining, down: down.collect() }.eligible()
+        JobRegions { with_queue, serving, registered, draining, down: down.collect(), earlier }.eligible()
     }
 
     /// Replaces the set of regions and of their instances. Returns all instances.

@@ -23,6 +23,7 @@ use gateway_core::circuit::Permille;
 use gateway_core::cold::ResponseEstimate;
 use gateway_core::endpoint::{self, ForwardTarget};
 use gateway_core::instances::RegionReport;
+use gateway_core::job_region::SubmissionKey;
 use gateway_core::latency::SizeClass;
 use gateway_core::request_options::RequestOptions;
 use gateway_core::residency::Residency;
@@ -85,6 +86,8 @@ pub(super) struct RequestDemand<'a> {
     pub(super) draw: Permille,
     /// Draw that decides whether the request leaves an overloaded primary.
     pub(super) leave_draw: Permille,
+    /// Idempotency key that the client gave a job.
+    pub(super) key: Option<SubmissionKey>,
 }
 
 /// Routing decision; its candidate buffer is reused when it is dropped.
@@ -139,11 +142,20 @@ impl Router {
     }
 
     /// Routes a job to the region whose queue stores it. It enters no admission pool and does not spill over, since it waits
-    /// until there is capacity. It has one target: two queues that have stored it would compute it twice.
+    /// until there is capacity. It has one target: two queues that have stored it would compute it twice. A repeated submission,
+    /// by its idempotency key, goes to the region of the first one.
     fn route_job(&self, request: &Routable<'_>, demand: &RequestDemand<'_>) -> Route {
         let now = Instant::now();
-        let mut route =
-            self.decide(&self.region_monitor.states(), request, Some(demand.draw), None, None, None, now);
+        let draw = demand.key.map_or(demand.draw, |key| key.draw());
+        let mut route = {
+            let states = &mut *self.region_monitor.states();
+            let earlier = demand.key.and_then(|key| states.keyed_submissions.region(&key));
+            let route = self.decide(states, request, Some(draw), earlier, None, None, now);
+            if let (Some(key), Some(region)) = (demand.key, route.primary()) {
+                states.keyed_submissions.record(key, region, now);
+            }
+            route
+        };
         route.0.candidates.truncate(1);
         self.record_demand(request, demand, &route, now);
         route
@@ -204,6 +216,7 @@ impl Router {
                 serving,
                 registered,
                 view.draining.union(stopping),
+                assigned,
             );
         }
         let current_weights = self.current_weights.borrow();

@@ -625,3 +625,47 @@ async fn a_gateway_sends_jobs_to_an_allowed_region_with_a_queue_and_finds_them_a
     drop(stop);
     europe.stop().await;
 }
+
+#[tokio::test]
+async fn a_repeated_submission_goes_to_the_region_of_the_first_one_although_another_is_preferred_now() {
+    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    // Nothing listens at the address of the replica in America at first.
+    let replica = crate::address::free_address();
+    let america = Region::start(Some(jobs_config(dirs[0].path(), "")), vec![replica]).await;
+    let (_, at) = Replica::start().await;
+    let europe = Region::start_in(EUROPE, Some(jobs_config(dirs[1].path(), "")), vec![at]).await;
+    let stop = watch::Sender::new(());
+    let url = gateway(dirs[2].path(), &[(REGION, &america), (EUROPE, &europe)], &stop).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let submit = async |key: Option<&str>| {
+        let mut request = client.post(format!("{url}/v1/async/embeddings")).bearer_auth("KEY");
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
+        let sent = request.body(json!({"model": "m", "input": "a"}).to_string()).send().await.unwrap();
+        let region =
+            sent.headers().get("x-meridian-region").map(|region| region.to_str().unwrap().to_owned());
+        let job: Value = sent.json().await.unwrap();
+        (region, job["id"].clone())
+    };
+    let begun = Instant::now();
+    let without_key_to = async |region: &str| {
+        while submit(None).await.0.as_deref() != Some(region) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no job goes to {region}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    // Europe has the only ready replica.
+    without_key_to(EUROPE).await;
+    let (region, first) = submit(Some("k")).await;
+    assert_eq!(region.as_deref(), Some(EUROPE));
+    // America is nearer.
+    let _replica = Replica::start_at(replica).await;
+    without_key_to(REGION).await;
+    let (region, again) = submit(Some("k")).await;
+    assert_eq!((region.as_deref(), again), (Some(EUROPE), first));
+    assert_eq!(submit(Some("another")).await.0.as_deref(), Some(REGION));
+    drop(stop);
+    america.stop().await;
+    europe.stop().await;
+}
