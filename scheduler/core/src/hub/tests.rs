@@ -301,7 +301,7 @@ fn a_lapsed_region_keeps_its_placement_with_the_accelerators_that_it_registered(
         spoke.registration.accelerators.insert("h100".parse().unwrap(), offering(price));
         spoke
     };
-    // The catalogue has no such price for either region.
+    // The prices of the catalogue are higher for both regions.
     let spokes = vec![with_price(EUROPE, 5, 1), with_price(AMERICA, 6, 2)];
     let all = StoreState { deployments, spokes, ..StoreState::default() };
     let mut test = HubTest::from_state(HubInitialState { epoch: 1, table: None, plan: Vec::new(), all });
