@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn the_region_of_a_key_is_remembered_for_ten_minutes_and_within_a_bound() {
-        let (start, region) = (Instant::now(), RegionIndex::new(3).unwrap());
+        let (start, region) = (crate::some_instant(), RegionIndex::new(3).unwrap());
         let mut submissions = KeyedSubmissions::default();
         assert_eq!(submissions.region(&key(0)), None);
         submissions.record(key(0), region, start);
