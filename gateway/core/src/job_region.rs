@@ -53,14 +53,16 @@ impl KeyedSubmissions {
         self.newer.get(key).or_else(|| self.older.get(key)).copied()
     }
 
-    /// Records that a submission is sent to a region.
-    pub fn record(&mut self, key: SubmissionKey, region: RegionIndex, now: Instant) {
+    /// Records that a submission is sent to a region. The region of an earlier one is kept if it is among those `with_queue`, which
+    /// are not down: a request with another residency policy that uses the key by mistake does not change where the first one is found.
+    pub fn record(&mut self, key: SubmissionKey, region: RegionIndex, with_queue: RegionSet, now: Instant) {
+        let earlier = self.region(&key).filter(|earlier| with_queue.contains(*earlier));
         let age = self.begun.map(|begun| now.saturating_duration_since(begun));
         if self.newer.len() >= GENERATION_ENTRIES_MAX || age.is_none_or(|age| age >= REMEMBERED) {
             self.older = std::mem::take(&mut self.newer);
             self.begun = Some(now);
         }
-        self.newer.insert(key, region);
+        self.newer.insert(key, earlier.unwrap_or(region));
     }
 }
 
@@ -173,18 +175,29 @@ mod tests {
         let (start, region) = (crate::some_instant(), RegionIndex::new(3).unwrap());
         let mut submissions = KeyedSubmissions::default();
         assert_eq!(submissions.region(&key(0)), None);
-        submissions.record(key(0), region, start);
-        submissions.record(key(1), region, start + REMEMBERED);
+        submissions.record(key(0), region, set(&[3]), start);
+        submissions.record(key(1), region, set(&[3]), start + REMEMBERED);
         assert_eq!(submissions.region(&key(0)), Some(region));
-        submissions.record(key(2), region, start + 2 * REMEMBERED);
+        submissions.record(key(2), region, set(&[3]), start + 2 * REMEMBERED);
         assert_eq!(submissions.region(&key(0)), None);
         assert_eq!(submissions.region(&key(1)), Some(region));
 
         for number in 0..3 * GENERATION_ENTRIES_MAX {
-            submissions.record(key(number), region, start + 2 * REMEMBERED);
+            submissions.record(key(number), region, set(&[3]), start + 2 * REMEMBERED);
         }
         assert!(submissions.newer.len() + submissions.older.len() <= 2 * GENERATION_ENTRIES_MAX);
         assert_eq!(submissions.region(&key(3 * GENERATION_ENTRIES_MAX - 1)), Some(region));
+    }
+
+    #[test]
+    fn the_region_of_the_first_submission_is_kept_unless_it_is_down() {
+        let [first, second] = [1, 2].map(|index| RegionIndex::new(index).unwrap());
+        let (now, mut submissions) = (crate::some_instant(), KeyedSubmissions::default());
+        submissions.record(key(0), first, set(&[1, 2]), now);
+        submissions.record(key(0), second, set(&[1, 2]), now);
+        assert_eq!(submissions.region(&key(0)), Some(first));
+        submissions.record(key(0), second, set(&[2]), now);
+        assert_eq!(submissions.region(&key(0)), Some(second));
     }
 
     #[test]

@@ -230,7 +230,7 @@ impl JobForwarder {
         let eligible = states.job_regions(routed, registered, registered, view.draining, earlier);
         if let Some(region) = states.nearest(eligible, now) {
             if let Some(key) = key {
-                states.keyed_submissions.record(key, region, now);
+                states.record_submission(key, region, now);
             }
             return Ok(region);
         }

@@ -15,7 +15,7 @@ use gateway_core::cold::{self, ResponseEstimate};
 use gateway_core::health::{HealthReport, RegionHealthTracker};
 use gateway_core::hedge::is_lightly_loaded;
 use gateway_core::instances::{InstanceIndex, InstanceSet, RegionReport, is_served};
-use gateway_core::job_region::{JobRegions, KeyedSubmissions};
+use gateway_core::job_region::{JobRegions, KeyedSubmissions, SubmissionKey};
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
 use gateway_core::outlier::OutlierEvidence;
 use gateway_core::plan::{AttemptTimeouts, RegionLoad, RegionView};
@@ -140,6 +140,18 @@ impl RegionStates {
         regions.iter().min_by_key(rank)
     }
 
+    /// Records the region to which a submission or an upload with an idempotency key is sent.
+    pub(super) fn record_submission(&mut self, key: SubmissionKey, region: RegionIndex, now: Instant) {
+        let with_queue = self.instances.regions_with_jobs();
+        let with_queue = with_queue.minus(self.down(with_queue));
+        self.keyed_submissions.record(key, region, with_queue, now);
+    }
+
+    /// Returns those of these regions that are down.
+    fn down(&self, regions: RegionSet) -> RegionSet {
+        regions.iter().filter(|region| self.fleet.region_health(*region) == Health::Down).collect()
+    }
+
     /// Returns the regions of which the nearest stores a job or a file. `allowed` are those of the route table that residency
     /// allows, and `serving` those with a ready replica. `earlier` is the region of an earlier request with the same idempotency key.
     pub(super) fn job_regions(
@@ -151,8 +163,8 @@ impl RegionStates {
         earlier: Option<RegionIndex>,
     ) -> RegionSet {
         let with_queue = self.instances.regions_with_jobs().intersect(allowed);
-        let down = with_queue.iter().filter(|region| self.fleet.region_health(*region) == Health::Down);
-        JobRegions { with_queue, serving, registered, draining, down: down.collect(), earlier }.eligible()
+        let down = self.down(with_queue);
+        JobRegions { with_queue, serving, registered, draining, down, earlier }.eligible()
     }
 
     /// Replaces the set of regions and of their instances. Returns all instances.

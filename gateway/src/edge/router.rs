@@ -152,7 +152,7 @@ impl Router {
             let earlier = demand.key.and_then(|key| states.keyed_submissions.region(&key));
             let route = self.decide(states, request, Some(draw), earlier, None, None, now);
             if let (Some(key), Some(region)) = (demand.key, route.primary()) {
-                states.keyed_submissions.record(key, region, now);
+                states.record_submission(key, region, now);
             }
             route
         };
