@@ -25,7 +25,7 @@ const GENERATION_ENTRIES_MAX: usize = 16_384;
 pub struct SubmissionKey(Digest);
 
 impl SubmissionKey {
-    /// Returns the key of a tenant's request with `path`; keys of jobs, files and batches are distinct.
+    /// Returns the key of a tenant's request. `path` is that of the collection, since a key of a job and one of a file are distinct.
     pub fn new(tenant: &TenantId, path: &str, key: &str) -> SubmissionKey {
         SubmissionKey(Digest::of(format!("{tenant}\n{path}\n{key}").as_bytes()))
     }
@@ -167,7 +167,7 @@ mod tests {
     }
 
     fn key(number: usize) -> SubmissionKey {
-        SubmissionKey::new(&"a".parse().unwrap(), "/v1/async/embeddings", &number.to_string())
+        SubmissionKey::new(&"a".parse().unwrap(), "/v1/async", &number.to_string())
     }
 
     #[test]
@@ -204,7 +204,7 @@ mod tests {
     fn keys_of_tenants_and_paths_are_distinct_and_their_draws_are_even() {
         let of = |tenant: &str, path| SubmissionKey::new(&tenant.parse().unwrap(), path, "k");
         assert!(of("a", "/v1/files") != of("b", "/v1/files"));
-        assert!(of("a", "/v1/files") != of("a", "/v1/batches"));
+        assert!(of("a", "/v1/files") != of("a", "/v1/async"));
         let below_half = (0..2000).filter(|number| key(*number).draw() < Permille::new(500)).count();
         assert!((900..1100).contains(&below_half), "{below_half}");
     }

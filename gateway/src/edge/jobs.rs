@@ -84,7 +84,7 @@ pub(super) fn forwarded_headers(
     Ok(ForwardedHeaders::of(session, &decided, trace))
 }
 
-/// Returns the idempotency key that the client gave a submission or an upload.
+/// Returns the idempotency key that the client gave a submission or an upload; `path` is that of the collection.
 pub(super) fn submission_key(
     session: &ServerSession,
     tenant: &Tenant,

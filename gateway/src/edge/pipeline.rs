@@ -348,7 +348,8 @@ impl RequestReader {
             RoutingContext { deployment: &deployment.name, priority, size, target_draw, uses_engine, is_job };
         let (client, registered) = (options.client, *registered);
         let routable = Routable { view, routing, allowed: **allowed, registered, client };
-        let key_of_job = if is_job { jobs::submission_key(session, &tenant, target.path)? } else { None };
+        // A region has one set of keys for the jobs of all endpoints.
+        let key_of_job = if is_job { jobs::submission_key(session, &tenant, JOBS)? } else { None };
         let demand =
             RequestDemand { residency, tokens: cost.tokens, left, draw, leave_draw, key: key_of_job };
         if is_job {

@@ -664,6 +664,13 @@ async fn a_repeated_submission_goes_to_the_region_of_the_first_one_although_anot
     without_key_to(REGION).await;
     let (region, again) = submit(Some("k")).await;
     assert_eq!((region.as_deref(), again), (Some(EUROPE), first));
+    // A key is that of the jobs of all endpoints, so another request with it is found to be another one.
+    let rerank = json!({"model": "m", "query": "a", "documents": ["b"]}).to_string();
+    let request =
+        client.post(format!("{url}/v1/async/rerank")).bearer_auth("KEY").header("idempotency-key", "k");
+    let response = request.body(rerank).send().await.unwrap();
+    let (status, problem) = (response.status().as_u16(), response.json::<Value>().await.unwrap());
+    assert_eq!((status, &problem["error"]["code"]), (422, &json!("idempotency_conflict")), "{problem}");
     assert_eq!(submit(Some("another")).await.0.as_deref(), Some(REGION));
     drop(stop);
     america.stop().await;
