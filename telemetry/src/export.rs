@@ -53,6 +53,8 @@ impl Drop for TraceExport {
 ///
 /// When the exporter cannot be created. A collector that cannot be reached is no error.
 pub fn start(config: &TracingConfig, process: Process<'_>) -> Result<(Tracer, TraceExport), ExportError> {
+    #[cfg(feature = "alternate-traces")]
+    crate::alternation::start();
     let tracer = Tracer::new(config.sampler, config.keep);
     let exporter = Arc::new(exporter::spans(&config.collector, process)?);
     let (end, ended) = watch::channel(false);

@@ -13,6 +13,8 @@
 //! Neither a request nor a line of the log waits for an export: it is put into a bounded queue, or dropped and counted. A collector
 //! that is slow or gone has no other effect.
 
+#[cfg(feature = "alternate-traces")]
+mod alternation;
 pub mod config;
 mod connector;
 pub mod export;

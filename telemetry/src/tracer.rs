@@ -146,6 +146,14 @@ impl Tracer {
         Tracer { shared: self.shared.clone(), limiter: Arc::new(limiter) }
     }
 
+    /// Returns whether the request has a trace: always, except in a build that measures the cost of traces. Called once for each request.
+    pub fn records(&self) -> bool {
+        #[cfg(feature = "alternate-traces")]
+        return crate::alternation::is_on();
+        #[cfg(not(feature = "alternate-traces"))]
+        true
+    }
+
     /// Begins the trace of a request that arrived at `arrived`, with the `traceparent` of its caller. A header that is
     /// invalid, or that is there more than once, begins a new trace.
     pub fn begin<'h>(

@@ -247,7 +247,7 @@ impl<'a> RequestContext<'a> {
         let digest = session.digest();
         let traceparent = || session.req_header().headers.get_all(headers::TRACEPARENT);
         let begin = |tracer: &Tracer| tracer.begin(traceparent().iter().map(|line| line.as_bytes()), arrived);
-        let trace = request_recorder.tracer.as_ref().map(begin);
+        let trace = request_recorder.tracer.as_ref().filter(|tracer| tracer.records()).map(begin);
         let of_client = || header(session, headers::TRACEPARENT).and_then(TraceContext::parse);
         let client_trace = if trace.is_some() { None } else { of_client() };
         let client_trace = client_trace.filter(|context| context.is_sampled).map(|context| context.trace);
