@@ -31,12 +31,9 @@ pub(crate) fn start() {
     let Ok(path) = std::env::var(FILE_VARIABLE) else { return };
     let slot_ms = std::env::var(SLOT_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(40);
     std::thread::spawn(move || {
-        let failed = alternate(&path, Duration::from_millis(slot_ms)).err();
-        tracing::error!(
-            path,
-            error = failed.map(|error| error.to_string()),
-            "the alternation of traces ended"
-        );
+        if let Err(error) = alternate(&path, Duration::from_millis(slot_ms)) {
+            eprintln!("{FILE_VARIABLE}={path}: {error}; traces are no longer switched");
+        }
     });
 }
 
