@@ -8,6 +8,7 @@
 //! - [`export`]: the task that sends them to a collector.
 //! - [`logs`]: the layer that copies the events of the log into a queue, and the thread that sends them.
 //! - [`metrics`]: the task that sends the values of the metrics in each interval.
+//! - `alternation`: traces that are off and on in turns, only in a build that measures their cost.
 //! - [`exporter`]: the exporters of traces and logs; `connector`: their connections; `outcome`: outcomes of exports.
 //!
 //! Neither a request nor a line of the log waits for an export: it is put into a bounded queue, or dropped and counted. A collector

@@ -21,16 +21,17 @@ import tempfile
 
 import peers
 from driver import CALLERS, load
-from processes import LOAD_CORE, PROXY_CORE, Failed, Process, embeds
+from processes import PROXY_CORE, Failed
 
-FEWEST_REQUESTS = 50
+# A slot with fewer requests was not under load.
+SLOT_REQUESTS_MIN = 50
 
 
 def pairs(path, warm_up):
     """Returns the CPU µs per request while off and while on, of each pair of slots."""
     with open(path, encoding="ascii") as file:
         lines = [[int(word) for word in line.split()] for line in file.read().splitlines()]
-    busy = [line for line in lines if len(line) == 4 and min(line[1], line[3]) >= FEWEST_REQUESTS]
+    busy = [line for line in lines if len(line) == 4 and min(line[1], line[3]) >= SLOT_REQUESTS_MIN]
     return [(line[0] / line[1] / 1e3, line[2] / line[3] / 1e3) for line in busy[warm_up:]]
 
 
@@ -55,7 +56,7 @@ def measure(workspace, address, ratio, options, slot_ms):
             proxy.end()
         found = pairs(figures, warm_up=1 + 1000 // slot_ms)
         if len(found) < 5:
-            raise Failed(f"{name}: {len(found)} pairs of slots; is the program built with --features alternate-traces?")
+            raise Failed(f"{name}: {len(found)} pairs of slots; build with --features alternate-traces, or raise --seconds")
         medians = [statistics.median(side) for side in zip(*found)]
         results.append((*medians, trimmed_mean(math.log(on / off) for off, on in found), len(found), dropped))
     return results
@@ -73,11 +74,8 @@ def main():
     with tempfile.TemporaryDirectory() as made:
         workspace = peers.Workspace(made, options.tools, options.meridian, PROXY_CORE)
         address = peers.address()
-        upstream = Process(
-            "upstream", [os.path.join(workspace.tools, "world"), "upstream", address, "0"], workspace.log("upstream"), LOAD_CORE
-        )
+        upstream = peers.embedding_upstream(workspace, address)
         try:
-            upstream.wait_until(lambda: embeds(address, []), "a response")
             print("| traces | slot ms | pairs | µs/request off | on | more | standard error | each gateway | dropped spans |")
             print("|---|---:|---:|---:|---:|---:|---:|---|---:|")
             for ratio in options.ratios:

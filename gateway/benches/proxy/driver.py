@@ -18,7 +18,7 @@ import sys
 import time
 
 import peers
-from processes import LOAD_CORE, PROXY_CORE, Failed, Missing, Process, busy_seconds, embeds
+from processes import LOAD_CORE, PROXY_CORE, Failed, Missing, busy_seconds, embeds
 
 PROXIES = {
     "meridian": peers.meridian,
@@ -197,8 +197,7 @@ def main():
 
     workspace = peers.Workspace(options.made, options.tools, options.meridian, PROXY_CORE)
     address = peers.address()
-    upstream = Process("upstream", [os.path.join(workspace.tools, "world"), "upstream", address, "0"], workspace.log("upstream"), LOAD_CORE)
-    upstream.wait_until(lambda: embeds(address, []), "a response")
+    upstream = peers.embedding_upstream(workspace, address)
     proxies = start(workspace, names_wanted, address)
     report = {"machine": processor(), "seconds": seconds, "rounds": {}, "half": {}, "idle_mb": {}, "missing_receipts": {}, "spans": {}}
     measured = report["rounds"]

@@ -18,7 +18,7 @@ import tempfile
 
 import peers
 import processes
-from processes import LOAD_CORE, Process, embeds
+from processes import LOAD_CORE, Process
 
 VARIANTS = {"none": peers.meridian, "1 %": peers.meridian_traced_1, "100 %": peers.meridian_traced_100}
 CALLERS = 4
@@ -80,11 +80,8 @@ def main():
     with tempfile.TemporaryDirectory() as made:
         workspace = Workspace(made, options.tools, options.meridian, processes.PROXY_CORE)
         address = peers.address()
-        upstream = Process(
-            "upstream", [os.path.join(workspace.tools, "world"), "upstream", address, "0"], workspace.log("upstream"), LOAD_CORE
-        )
+        upstream = peers.embedding_upstream(workspace, address)
         try:
-            upstream.wait_until(lambda: embeds(address, []), "a response")
             base = None
             print("| traces | thousand instructions/request | of none |\n|---|---:|---:|")
             for traces, begin in VARIANTS.items():

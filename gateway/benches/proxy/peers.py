@@ -239,6 +239,18 @@ def litellm(workspace, upstreams, name="litellm"):
     return Proxy(name, listen, workspace.start(name, command, environment), [f"authorization: Bearer {key}"])
 
 
+def embedding_upstream(workspace, listen):
+    """Starts the upstream on the core of the load generator and waits until it responds."""
+    command = [os.path.join(workspace.tools, "world"), "upstream", listen, "0"]
+    upstream = Process("upstream", command, workspace.log("upstream"), LOAD_CORE)
+    try:
+        upstream.wait_until(lambda: embeds(listen, []), "a response")
+    except Failed:
+        upstream.end()
+        raise
+    return upstream
+
+
 def meridian(workspace, upstreams, name="meridian", log="info", receipts=True, more_tenants="", more="", tls=None):
     """Starts Meridian's gateway with all features enabled; each upstream is a region."""
     listen, operations, hub = address(), address(), address()

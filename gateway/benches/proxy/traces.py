@@ -16,7 +16,7 @@ import tempfile
 
 import peers
 from driver import CALLERS, FOREIGN_MAX, measure_run
-from processes import LOAD_CORE, PROXY_CORE, Process, embeds
+from processes import PROXY_CORE
 
 # Share of the requests of each kind of gateway; none records no traces.
 KINDS = {"none": None, "1 %": 0.01, "100 %": 1.0}
@@ -45,11 +45,8 @@ def main():
     with tempfile.TemporaryDirectory() as made:
         workspace = peers.Workspace(made, options.tools, options.meridian, PROXY_CORE)
         address = peers.address()
-        upstream = Process(
-            "upstream", [os.path.join(workspace.tools, "world"), "upstream", address, "0"], workspace.log("upstream"), LOAD_CORE
-        )
+        upstream = peers.embedding_upstream(workspace, address)
         try:
-            upstream.wait_until(lambda: embeds(address, []), "a response")
             for number in range(options.gateways):
                 started += [(kind, number, start(workspace, address, kind, number)) for kind in KINDS]
             for turn in range(options.rounds):
