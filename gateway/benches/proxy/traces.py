@@ -10,7 +10,6 @@ standard error of the ratio, and the gateways of each kind.
 
 import argparse
 import math
-import os
 import statistics
 import tempfile
 
